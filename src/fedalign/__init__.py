@@ -1,0 +1,61 @@
+"""Prioritized federated learning: let free clients in only when that serves the clients that matter.
+
+>>> import fedalign as fa, torch
+>>> x, y = torch.randn(60, 4), torch.arange(60) % 3
+>>> fed = fa.Federation.from_arrays([(x[:30], y[:30]), (x[30:], y[30:])], priority=[True, False])
+>>> result = fa.simulate(fed, lambda: torch.nn.Linear(4, 3), fa.Align(epsilon=0.2), rounds=5)
+>>> result.history[4].admitted <= 1
+True
+"""
+
+from fedalign.errors import DivergedError, FedalignError, FederationWarning
+from fedalign.federation import Client, Federation, Pool
+from fedalign.history import ClientRound, History, RoundRecord
+from fedalign.local import LocalSGD
+from fedalign.losses import cross_entropy, squared_error
+from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
+from fedalign.rules import Align, Broadcast, Everyone, Measure, PriorityOnly, Rule
+from fedalign.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
+from fedalign.simulation.api import Alone, RunSpec, SimulationResult, simulate, simulate_many
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Align",
+    "Alone",
+    "Bernoulli",
+    "Broadcast",
+    "Client",
+    "ClientRound",
+    "Constant",
+    "Cosine",
+    "DivergedError",
+    "Everyone",
+    "Exponential",
+    "FedalignError",
+    "Federation",
+    "FederationWarning",
+    "Full",
+    "History",
+    "InverseTime",
+    "Linear",
+    "LocalSGD",
+    "Measure",
+    "Participation",
+    "Piecewise",
+    "Pool",
+    "PriorityOnly",
+    "Replacement",
+    "RoundRecord",
+    "Rule",
+    "RunSpec",
+    "Schedule",
+    "SimulationResult",
+    "Step",
+    "Trace",
+    "Uniform",
+    "cross_entropy",
+    "simulate",
+    "simulate_many",
+    "squared_error",
+]

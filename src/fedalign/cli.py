@@ -1,0 +1,222 @@
+"""The command line. Exit codes: 0 done, 2 bad input, 3 some run diverged (the others are whole), 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedalign.errors import FedalignError, FederationWarning, nearest
+
+BAD_INPUT, DIVERGED, INTERRUPTED = 2, 3, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise FedalignError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; give the exit code."""
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        options = _parser().parse_args(arguments)
+        code: int = options.command(options)
+        return code
+    except FedalignError as error:
+        errors.print(f"[bold red]fedalign:[/] {escape(str(error))}")
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        errors.print(
+            "[bold yellow]fedalign:[/] interrupted; finished rounds are kept: the same command with --resume goes on"
+        )
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    from fedalign import __version__
+
+    parser = _Parser(prog="fedalign", description="Prioritized federated learning.")
+    parser.add_argument("--version", action="version", version=f"fedalign {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    command = commands.add_parser("list", help="experiments, arms and data sets")
+    command.set_defaults(command=_list)
+
+    command = commands.add_parser("run", help="run an experiment")
+    command.add_argument(
+        "experiment", metavar="NAME|FILE.toml", help="an experiment's name, or a file of your own"
+    )
+    command.add_argument("--arms", metavar="A,B", help="which arms to compare")
+    command.add_argument("--seeds", type=int, metavar="N", help="how many seeds, counted from 0")
+    command.add_argument("--rounds", type=int, metavar="N", help="how many communication rounds")
+    command.add_argument(
+        "--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default: auto)"
+    )
+    command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/NAME)")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting, as local.lr=0.05; repeatable",
+    )
+    command.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    command.add_argument(
+        "--quiet", action="store_true", help="no progress and no table: only where the output is"
+    )
+    command.set_defaults(command=_run)
+
+    command = commands.add_parser("report", help="plots, table and page of finished runs")
+    command.add_argument("folders", nargs="+", type=Path, metavar="DIR")
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write (default: the run's own folder)"
+    )
+    command.set_defaults(command=_report)
+
+    command = commands.add_parser("data", help="data sets: get them, check them")
+    command.add_argument("action", choices=("get", "check"))
+    command.add_argument("names", nargs="*", metavar="NAME", help="data sets (default: all)")
+    command.set_defaults(command=_data)
+    return parser
+
+
+def _list(options: argparse.Namespace) -> int:
+    from fedalign.data.catalogue import DATASETS
+    from fedalign.experiments.config import ARMS, shipped
+
+    console = Console()
+    blocks = {
+        "experiment": shipped(),
+        "arm": ARMS,
+        "data set": {n: d.describe() for n, d in DATASETS.items()},
+    }
+    for heading, entries in blocks.items():
+        table = Table(box=None, padding=(0, 2), title_justify="left")
+        table.add_column(heading, style="bold", no_wrap=True)
+        table.add_column("")
+        for name, text in entries.items():
+            table.add_row(name, text)
+        console.print(table)
+        console.print()
+    console.print("Run one with: fedalign run NAME", highlight=False)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fedalign.experiments.config import load
+    from fedalign.experiments.runner import execute, free_folder, latest_folder, prepare
+    from fedalign.progress import ExperimentProgress
+    from fedalign.report.load import read_run
+    from fedalign.report.page import write_report
+    from fedalign.report.table import terminal_table
+
+    console = Console(quiet=options.quiet, highlight=False)
+    experiment = load(options.experiment, _overrides(options))
+    folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
+    with _notes(console):
+        prepared = prepare(experiment, folder, resume=options.resume, device=options.device)
+    for note in prepared.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}")
+    count = len(prepared.runs)
+    console.print(
+        f"[bold]{escape(experiment.name)}[/]: {len(experiment.arms)} arms × {len(experiment.seeds)} seeds, "
+        f"{experiment.rounds} rounds, on {prepared.device}; output in {escape(str(folder))}"
+    )
+    if options.resume:
+        console.print(
+            f"going on from round {prepared.start} of {experiment.rounds}; {len(prepared.live)} of {count} runs to do"
+        )
+    with contextlib.ExitStack() as stack:
+        show = None
+        if not options.quiet:
+            progress = ExperimentProgress(
+                console, experiment.arms, len(experiment.seeds), experiment.rounds, prepared.start
+            )
+            show = stack.enter_context(progress).update
+        outcome = execute(prepared, show) if show else execute(prepared)
+    console.print(terminal_table(outcome.summary))
+    report = write_report([read_run(folder)], folder)
+    for path in [folder / "summary.json", report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
+        console.print(f"  {escape(str(path))}", soft_wrap=True)
+    if options.quiet:
+        sys.stdout.write(f"{folder}\n")
+    for arm, failed in outcome.diverged.items():
+        for seed, message in failed.items():
+            Console(stderr=True, highlight=False, soft_wrap=True).print(
+                f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}"
+            )
+    return DIVERGED if outcome.diverged else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from fedalign.report.load import read_run
+    from fedalign.report.page import write_report
+    from fedalign.report.table import terminal_table
+
+    console = Console(highlight=False)
+    runs = [read_run(folder) for folder in options.folders]
+    folder = options.out or (runs[0].folder if len(runs) == 1 else Path("report"))
+    for run in runs:
+        console.print(terminal_table(run.summary))
+    report = write_report(runs, folder)
+    for path in [report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
+        console.print(f"  {escape(str(path))}", soft_wrap=True)
+    return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    from fedalign.data.catalogue import DATASETS
+
+    console = Console(highlight=False)
+    for name in options.names or DATASETS:
+        if name not in DATASETS:
+            raise FedalignError(f"unknown data set {name!r}; {nearest(name, DATASETS)}")
+        console.print(f"{name}: {DATASETS[name].describe()}")
+    return 0
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in options.set:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
+            raise FedalignError(f"--set takes KEY=VALUE, as in --set local.lr=0.05, not {pair!r}")
+        found[key.strip()] = _value(text.strip())
+    if options.arms is not None:
+        found["arms"] = [arm.strip() for arm in options.arms.split(",") if arm.strip()]
+    for name in ("seeds", "rounds"):
+        if getattr(options, name) is not None:
+            found[name] = getattr(options, name)
+    return found
+
+
+def _value(text: str) -> Any:
+    """Read a value as TOML does; what isn't TOML is a text, so that quotes aren't needed in the shell."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+@contextlib.contextmanager
+def _notes(console: Console) -> Iterator[None]:
+    """Turn the library's warnings into notes, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FederationWarning)
+        yield
+    for message in dict.fromkeys(str(w.message) for w in caught):
+        console.print(f"[yellow]note:[/] {escape(message)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

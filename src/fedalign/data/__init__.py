@@ -1,0 +1,1 @@
+"""Where federations' data come from."""

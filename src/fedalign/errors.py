@@ -1,0 +1,36 @@
+"""The two ways a run can end early: bad input, and training that diverged."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedalignError(ValueError):
+    """Bad input. The message is one sentence that names the value and what would be right."""
+
+
+class DivergedError(RuntimeError):
+    """Training left the finite numbers. ``round`` and ``clients`` say when and at whom."""
+
+    def __init__(self, message: str, round: int, clients: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.round = round
+        self.clients = clients
+
+
+class FederationWarning(UserWarning):
+    """Something allowed but worth saying, as a federation in which everybody is a priority client."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Give the end of an error message about an unknown name: what it was close to, or what there is.
+
+    >>> nearest("epsilom", ["epsilon", "rounds"])
+    "did you mean 'epsilon'?"
+    >>> nearest("xyz", ["epsilon", "rounds"])
+    'known: epsilon, rounds'
+    """
+    options = sorted(known)
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options)}"

@@ -1,0 +1,247 @@
+"""An experiment's settings: a TOML file of the package or the user's own, checked key by key before any work."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from fedalign import models
+from fedalign.data.synth import Synth
+from fedalign.errors import FedalignError, nearest
+from fedalign.experiments.build import check, check_type, construct, resolve
+from fedalign.federation import Federation
+from fedalign.local import LocalSGD
+from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
+from fedalign.rules import Align, Everyone, PriorityOnly, Rule
+from fedalign.schedules import Schedule
+from fedalign.simulation.api import Alone, RunSpec
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Data from the user's own folder of ``.npz`` files, one a client."""
+
+    folder: str
+    priority: list[str] | None = None
+    heldout_fraction: float = 0.2
+
+    def federation(self, seed: int) -> Federation:
+        """Read the folder; the seed chooses what is held out."""
+        return Federation.from_folder(
+            self.folder, priority=self.priority, heldout_fraction=self.heldout_fraction, seed=seed
+        )
+
+
+DATA: dict[str, Callable[..., Synth | Folder]] = {"synth": Synth, "folder": Folder}
+PARTICIPATION: dict[str, Callable[..., Participation]] = {
+    "full": Full,
+    "uniform": Uniform,
+    "replacement": Replacement,
+    "bernoulli": Bernoulli,
+    "trace": Trace,
+}
+#: The built-in arms: what each compares.
+ARMS: dict[str, str] = {
+    "priority": "FedAvg on the priority clients alone",
+    "all": "FedAvg on everybody, weights in proportion to sample counts",
+    "local": "every client alone, with no server",
+    "fedalign": "FedALIGN: free clients with |F_k − F| ≤ ε",
+}
+_TOP: dict[str, Any] = {
+    "name": str,
+    "description": str,
+    "rounds": int,
+    "seeds": int,
+    "warmup": int | float,
+    "arms": list,
+    "epsilon": int | float | Schedule,
+    "match": Literal["loss", "accuracy"],
+    "match_on": Literal["heldout", "train"],
+}
+_DEFAULTS: dict[str, Any] = {
+    "description": "",
+    "rounds": 200,
+    "seeds": 5,
+    "warmup": 0.1,
+    "arms": ["priority", "all", "local", "fedalign"],
+    "epsilon": 0.2,
+    "match": "loss",
+    "match_on": "heldout",
+}
+_SECTIONS = ("data", "model", "local", "participation", "arm")
+
+
+@dataclass(frozen=True)
+class ArmSettings:
+    """A user's own arm ``[arm.NAME]``: a built-in rule with settings of its own."""
+
+    rule: str
+    epsilon: int | float | Schedule | None = None
+    match: str | None = None
+    match_on: str | None = None
+    warmup: int | float | None = None
+    mu: float | None = None
+
+
+def shipped() -> dict[str, str]:
+    """List the package's experiments with their descriptions."""
+    found = {}
+    for entry in sorted(resources.files("fedalign.experiments").iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".toml"):
+            table = tomllib.loads(entry.read_text(encoding="utf-8"))
+            found[table["name"]] = table["description"]
+    return found
+
+
+def load(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Read an experiment by name, or from a ``.toml`` file, with overrides such as ``{"local.lr": 0.05}``.
+
+    >>> load("synth-medium", {"rounds": 20}).settings["rounds"]
+    20
+    """
+    table = _read(name)
+    for key, value in (overrides or {}).items():
+        _override(table, key, value)
+    return Experiment(_resolve(table))
+
+
+class Experiment:
+    """Checked settings, and the runs they describe."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.name: str = settings["name"]
+        self.rounds: int = settings["rounds"]
+        self.arms: list[str] = settings["arms"]
+        self.seeds = list(range(settings["seeds"]))
+        self._data = construct(settings["data"], DATA)
+        self._participation = construct(settings["participation"], PARTICIPATION)
+        for arm in self.arms:
+            self._rule(arm), self._local(arm)
+
+    def model(self) -> nn.Module:
+        """Make the experiment's model."""
+        return construct(self.settings["model"], models.BY_NAME)
+
+    def specs(self) -> list[tuple[str, int, RunSpec]]:
+        """Describe every run: arm, seed and specification. All arms of a seed share its federation."""
+        federations = {seed: self._data.federation(seed) for seed in self.seeds}
+        return [
+            (arm, seed, self._spec(arm, seed, federations[seed])) for arm in self.arms for seed in self.seeds
+        ]
+
+    def _spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
+        warmup = self._arm(arm).get("warmup", self.settings["warmup"])
+        return RunSpec(
+            federation, self._rule(arm), self.rounds, warmup, self._local(arm), self._participation, seed
+        )
+
+    def _arm(self, arm: str) -> dict[str, Any]:
+        return dict(self.settings.get("arm", {}).get(arm, {}))
+
+    def _local(self, arm: str) -> LocalSGD:
+        settings = dict(self.settings["local"])
+        if "mu" in self._arm(arm):
+            settings["mu"] = self._arm(arm)["mu"]
+        return LocalSGD(**settings)
+
+    def _rule(self, arm: str) -> Rule | Alone:
+        own = self._arm(arm)
+        rule = own.get("rule", arm)
+        if rule == "local":
+            return Alone()
+        match_on = own.get("match_on", self.settings["match_on"])
+        chosen: Rule
+        if rule == "priority":
+            chosen = PriorityOnly()
+        elif rule == "all":
+            chosen = Everyone()
+        else:
+            epsilon = own.get("epsilon", self.settings["epsilon"])
+            chosen = Align(epsilon, own.get("match", self.settings["match"]), match_on)
+        chosen.check(self.rounds)
+        if not isinstance(chosen, Align):
+            chosen.match_on = match_on
+        return chosen
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if name.endswith(".toml") or path.is_file():
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise FedalignError(f"cannot read {name}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise FedalignError(f"{name} is not valid TOML: {error}") from error
+        table.setdefault("name", path.stem)
+        return table
+    known = shipped()
+    if name not in known:
+        raise FedalignError(f"unknown experiment {name!r}; {nearest(name, known)}")
+    text = resources.files("fedalign.experiments").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _override(table: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise FedalignError(f"cannot set {key}: {parent} is not a section")
+    table[last] = value
+
+
+def _resolve(table: dict[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in _SECTIONS:
+            if not isinstance(value, dict):
+                raise FedalignError(f"{key} must be a section [{key}], not {value!r}")
+        elif key not in _TOP:
+            raise FedalignError(f"unknown key {key}; {nearest(key, [*_TOP, *_SECTIONS])}")
+        else:
+            settings[key] = check_type(key, value, _TOP[key])
+    settings = {key: settings.get(key, _DEFAULTS.get(key)) for key in _TOP}
+    for key, options in (("match", ("loss", "accuracy")), ("match_on", ("heldout", "train"))):
+        if settings[key] not in options:
+            raise FedalignError(f"{key} must be {options[0]!r} or {options[1]!r}, not {settings[key]!r}")
+    for key in ("rounds", "seeds"):
+        if settings[key] < 1:
+            raise FedalignError(f"{key} must be at least 1, not {settings[key]}")
+    for section in ("data", "model", "local"):
+        if section not in table:
+            raise FedalignError(f"section [{section}] is missing")
+    settings["data"] = resolve("data", table["data"], DATA)
+    settings["model"] = resolve("model", table["model"], models.BY_NAME)
+    settings["local"] = check("local", table["local"], LocalSGD)
+    settings["participation"] = resolve(
+        "participation", table.get("participation", {"kind": "full"}), PARTICIPATION
+    )
+    own_arms = {name: _own_arm(name, own, ARMS) for name, own in table.get("arm", {}).items()}
+    if own_arms:
+        settings["arm"] = own_arms
+    known = [*ARMS, *own_arms]
+    for arm in settings["arms"]:
+        if arm not in known:
+            raise FedalignError(f"unknown arm {arm!r}; {nearest(str(arm), known)}")
+    if not settings["arms"] or len(set(settings["arms"])) < len(settings["arms"]):
+        raise FedalignError(f"arms must name at least one arm, each once, not {settings['arms']}")
+    return settings
+
+
+def _own_arm(name: str, table: Any, rules: Mapping[str, str]) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise FedalignError(f"arm.{name} must be a section [arm.{name}], not {table!r}")
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise FedalignError(f"arm name {name!r} may hold letters, digits, - and _ alone: it names a folder")
+    checked = check(f"arm.{name}", {"rule": name, **table} if name in rules else table, ArmSettings)
+    if checked["rule"] not in rules:
+        raise FedalignError(f"arm.{name}.rule is {checked['rule']!r}; {nearest(checked['rule'], rules)}")
+    return checked

@@ -1,0 +1,43 @@
+"""``summary.json``: the final figures of every arm, mean and standard deviation over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedalign.history import History, mean_or_none
+
+
+def summarise(
+    histories: Mapping[str, Mapping[int, History]], diverged: Mapping[str, Mapping[int, str]]
+) -> dict[str, Any]:
+    """Summarise every arm. A final figure is the mean of the last 10 rounds; a diverged seed has none.
+
+    ``std`` is the sample standard deviation over seeds. ``admitted_mean`` is the mean number of admitted free
+    clients over all rounds and seeds; ``models_up`` and ``models_down`` are a run's totals, averaged over seeds.
+    """
+    arms = {}
+    for arm, runs in histories.items():
+        failed = diverged.get(arm, {})
+        alive = {seed: history for seed, history in runs.items() if seed not in failed}
+        arms[arm] = {
+            "test_accuracy": _over_seeds(runs, alive, "test_accuracy"),
+            "test_loss": _over_seeds(runs, alive, "test_loss"),
+            "admitted_mean": mean_or_none(float(r.admitted) for h in alive.values() for r in h.rounds),
+            "models_up": mean_or_none(float(sum(r.models_up for r in h.rounds)) for h in alive.values()),
+            "models_down": mean_or_none(float(sum(r.models_down for r in h.rounds)) for h in alive.values()),
+            "skipped_rounds": sum(r.skipped is not None for h in alive.values() for r in h.rounds),
+            "diverged": {str(seed): message for seed, message in failed.items()},
+        }
+    return arms
+
+
+def _over_seeds(runs: Mapping[int, History], alive: Mapping[int, History], name: str) -> dict[str, Any]:
+    per_seed = [alive[seed].final(name) if seed in alive else None for seed in runs]
+    there: Sequence[float] = [value for value in per_seed if value is not None and math.isfinite(value)]
+    if not there:
+        return {"mean": None, "std": None, "per_seed": per_seed}
+    mean = sum(there) / len(there)
+    spread = math.sqrt(sum((v - mean) ** 2 for v in there) / (len(there) - 1)) if len(there) > 1 else 0.0
+    return {"mean": mean, "std": spread, "per_seed": per_seed}

@@ -1,0 +1,352 @@
+"""Who takes part and with what data: clients with train, held-out and test parts of one pool of samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedalign.errors import FedalignError, FederationWarning
+from fedalign.randomness import Purpose, hashed, permutations
+from fedalign.roster import Roster
+from fedalign.rules import Split
+
+Rows = npt.NDArray[np.int64]
+Arrays = tuple[Any, Any]  # features and labels: NumPy arrays, tensors or nested lists
+_NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All samples, once. uint8 features stay uint8 and become ``(x/255 − mean)/std`` when a batch is taken."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether labels are class numbers (then there is an accuracy)."""
+        return not self.y.is_floating_point()
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """A client: its name, its role, and which rows of the pool are its training, held-out and test samples."""
+
+    name: str
+    priority: bool
+    train: Rows
+    heldout: Rows
+    test: Rows
+
+    def rows(self, split: Split) -> Rows:
+        """Give the rows of one split."""
+        return {"train": self.train, "heldout": self.heldout, "test": self.test}[split]
+
+
+class Federation:
+    """Clients over a pool of samples. Make one with :meth:`from_arrays`, :meth:`from_partition` or :meth:`from_folder`.
+
+    >>> x, y = torch.randn(30, 4), torch.arange(30) % 3
+    >>> fed = Federation.from_arrays([(x[:20], y[:20]), (x[20:], y[20:])], priority=[True, False])
+    >>> fed
+    Federation(2 clients, 1 priority, 24 training and 6 held-out samples)
+    >>> fed.p.tolist()
+    [1.0, 0.5]
+    """
+
+    def __init__(self, pool: Pool, clients: Sequence[Client]) -> None:
+        self.pool = pool
+        self.clients = tuple(clients)
+        if not self.clients:
+            raise FedalignError("the federation has no clients")
+        self.roster = Roster(
+            tuple(c.name for c in clients),
+            tuple(c.priority for c in clients),
+            tuple(len(c.train) for c in clients),
+        )
+        if all(self.roster.priority):
+            warnings.warn(
+                f"all {len(self.clients)} clients are priority clients: nobody is left to admit, "
+                "so every rule is FedAvg on all",
+                FederationWarning,
+                stacklevel=3,
+            )
+
+    def __repr__(self) -> str:
+        train = sum(len(c.train) for c in self.clients)
+        held = sum(len(c.heldout) for c in self.clients)
+        return (
+            f"Federation({len(self)} clients, {sum(self.roster.priority)} priority, "
+            f"{train} training and {held} held-out samples)"
+        )
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def p(self) -> npt.NDArray[np.float64]:
+        """Weights ``p_k = D_k / Σ_{i∈P} D_i`` of all clients."""
+        return self.roster.p
+
+    @cached_property
+    def has_heldout(self) -> bool:
+        """Whether every client has data to match on that it doesn't train on."""
+        return all(len(c.heldout) for c in self.clients)
+
+    @cached_property
+    def has_test(self) -> bool:
+        """Whether some priority client has test data."""
+        return any(len(c.test) for c in self.clients if c.priority)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: Sequence[Arrays],
+        heldout: Sequence[Arrays] | None = None,
+        test: Sequence[Arrays | None] | None = None,
+        *,
+        priority: Sequence[bool],
+        heldout_fraction: float = 0.2,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        mean: float | tuple[float, ...] = 0.0,
+        std: float | tuple[float, ...] = 1.0,
+    ) -> Federation:
+        """Make a federation from each client's ``(x, y)``; without ``heldout``, a stratified part of it is held out.
+
+        ``heldout_fraction=0`` holds nothing out: then clients are matched on their training data.
+        """
+        names = list(names) if names is not None else [str(k) for k in range(len(train))]
+        for what, given in (
+            ("priority flags", priority),
+            ("held-out sets", heldout),
+            ("test sets", test),
+            ("names", names),
+        ):
+            if given is not None and len(given) != len(train):
+                raise FedalignError(
+                    f"{len(given)} {what} for {len(train)} clients; there must be one per client"
+                )
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        offset = 0
+
+        def add(arrays: Arrays | None, what: str) -> Rows:
+            nonlocal offset
+            if arrays is None:
+                return _NO_ROWS
+            x, y = _tensors(arrays, what)
+            if parts and (x.shape[1:] != parts[0][0].shape[1:] or x.dtype != parts[0][0].dtype):
+                raise FedalignError(
+                    f"{what}: samples are {_kind(x)}, but the first client's are {_kind(parts[0][0])}; "
+                    "all clients need the same"
+                )
+            if parts and (
+                y.shape[1:] != parts[0][1].shape[1:]
+                or y.is_floating_point() != parts[0][1].is_floating_point()
+            ):
+                raise FedalignError(
+                    f"{what}: labels are {_kind(y)}, but the first client's are {_kind(parts[0][1])}; "
+                    "all clients need the same"
+                )
+            parts.append((x, y))
+            offset += len(y)
+            return np.arange(offset - len(y), offset, dtype=np.int64)
+
+        train_rows = [
+            add(arrays, f"client {name!r}, training data") for arrays, name in zip(train, names, strict=True)
+        ]
+        held_rows = [
+            add(a, f"client {n!r}, held-out data") for a, n in zip(heldout or [], names, strict=False)
+        ]
+        test_rows = [add(a, f"client {n!r}, test data") for a, n in zip(test or [], names, strict=False)]
+        if not parts:
+            raise FedalignError("the federation has no clients")
+        pool = Pool(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), mean, std)
+        return cls.from_partition(
+            pool,
+            parts=train_rows,
+            heldout_parts=held_rows or None,
+            test_parts=test_rows or None,
+            priority=priority,
+            heldout_fraction=heldout_fraction,
+            seed=seed,
+            names=names,
+        )
+
+    @classmethod
+    def from_partition(
+        cls,
+        pool: Pool | Arrays,
+        parts: Sequence[npt.ArrayLike],
+        *,
+        priority: Sequence[bool],
+        test: Arrays | None = None,
+        heldout_parts: Sequence[npt.ArrayLike] | None = None,
+        test_parts: Sequence[npt.ArrayLike] | None = None,
+        heldout_fraction: float = 0.2,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+    ) -> Federation:
+        """Make a federation from one data set and, for each client, the rows that are its own.
+
+        ``test_parts`` are rows of ``test`` where that is given (as with an official test split), else of the pool.
+        Federations over the same ``Pool`` object share its memory.
+        """
+        if not 0 <= heldout_fraction < 1:
+            raise FedalignError(f"heldout_fraction must be in [0, 1), not {heldout_fraction}")
+        pool = pool if isinstance(pool, Pool) else Pool(*_tensors(pool, "the data"))
+        names = list(names) if names is not None else [str(k) for k in range(len(parts))]
+        if test is not None:
+            x_test, y_test = _tensors(test, "the test data")
+            shift = len(pool.y)
+            pool = Pool(torch.cat([pool.x, x_test]), torch.cat([pool.y, y_test]), pool.mean, pool.std)
+            test_parts = [np.asarray(part, np.int64) + shift for part in test_parts or []]
+        for what, given in (
+            ("priority flags", priority),
+            ("held-out parts", heldout_parts),
+            ("test parts", test_parts),
+        ):
+            if given is not None and len(given) != len(parts):
+                raise FedalignError(
+                    f"{len(given)} {what} for {len(parts)} clients; there must be one per client"
+                )
+        clients = []
+        labels = pool.y.numpy()
+        for k, name in enumerate(names):
+            rows = _rows(parts[k], len(labels), name)
+            if not len(rows):
+                raise FedalignError(f"client {name!r} has no samples; leave it out or give it some")
+            if heldout_parts is not None:
+                kept, held = rows, _rows(heldout_parts[k], len(labels), name)
+                if not len(held):
+                    raise FedalignError(
+                        f"client {name!r} has an empty held-out set; give it samples or leave heldout out"
+                    )
+            else:
+                kept, held = _hold_out(rows, labels[rows], heldout_fraction, seed, k, name)
+            test = _rows(test_parts[k], len(labels), name) if test_parts is not None else _NO_ROWS
+            clients.append(Client(name, bool(priority[k]), kept, held, test))
+        return cls(pool, clients)
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | Path,
+        *,
+        priority: Sequence[str] | None = None,
+        heldout_fraction: float = 0.2,
+        seed: int = 0,
+        mean: float | tuple[float, ...] = 0.0,
+        std: float | tuple[float, ...] = 1.0,
+    ) -> Federation:
+        """Make a federation from a folder of ``NAME.npz`` files, one a client.
+
+        A file holds ``x`` and ``y``, and may hold ``x_heldout``/``y_heldout``, ``x_test``/``y_test`` and ``priority``
+        (true or false). ``priority`` names the priority clients, if the files don't.
+        """
+        from fedalign.data.folder import read_folder
+
+        clients = read_folder(Path(folder), priority)
+        held = [c.heldout for c in clients if c.heldout is not None]
+        if held and len(held) < len(clients):
+            lacking = next(c.name for c in clients if c.heldout is None)
+            raise FedalignError(
+                f"folder {folder}: some clients have x_heldout, {lacking!r} has none; all or none must"
+            )
+        return cls.from_arrays(
+            [c.train for c in clients],
+            heldout=held or None,
+            test=[c.test for c in clients] if any(c.test is not None for c in clients) else None,
+            priority=[c.priority for c in clients],
+            heldout_fraction=heldout_fraction,
+            seed=seed,
+            names=[c.name for c in clients],
+            mean=mean,
+            std=std,
+        )
+
+
+def _hold_out(
+    rows: Rows, labels: npt.NDArray[Any], fraction: float, seed: int, client: int, name: str
+) -> tuple[Rows, Rows]:
+    """Split a client's rows, class by class, into training and held-out rows; both keep their order.
+
+    Counts per class are rounded by largest remainder, so that they add up to the rounded total: at least one sample
+    is held out and at least one is left. A client with a single sample matches on that one.
+    """
+    if fraction == 0:
+        return rows, _NO_ROWS
+    if len(rows) == 1:
+        warnings.warn(
+            f"client {name!r} has one sample: it is trained on and matched on",
+            FederationWarning,
+            stacklevel=4,
+        )
+        return rows, rows
+    total = min(max(1, int(fraction * len(rows) + 0.5)), len(rows) - 1)
+    if np.issubdtype(labels.dtype, np.floating):
+        groups = np.zeros(len(rows), np.int64)
+    else:
+        groups = np.unique(labels.reshape(len(rows), -1), axis=0, return_inverse=True)[1].reshape(-1)
+    sizes = np.bincount(groups)
+    quota = sizes * (total / len(rows))
+    counts = np.floor(quota).astype(np.int64)
+    by_remainder = np.argsort(counts - quota, kind="stable")
+    counts[by_remainder[: total - counts.sum()]] += 1
+    order = permutations(hashed(seed, Purpose.SPLIT, client).reshape(1), np.array([len(rows)]))[0]
+    taken = np.zeros(len(rows), bool)
+    for group, count in enumerate(counts):
+        taken[order[groups[order] == group][:count]] = True
+    return rows[~taken], rows[taken]
+
+
+def _tensors(arrays: Arrays, what: str) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        x_raw, y_raw = arrays
+        x, y = torch.as_tensor(x_raw), torch.as_tensor(y_raw)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FedalignError(f"{what}: cannot be read as (features, labels): {error}") from error
+    x, y = x.detach().cpu(), y.detach().cpu()
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+        raise FedalignError(
+            f"{what}: features of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)} don't match"
+        )
+    if not len(y):
+        raise FedalignError(f"{what}: there are no samples; leave the client out or give it some")
+    if x.is_floating_point():
+        x = x.float()
+        if not torch.isfinite(x).all():
+            row = int(torch.nonzero(~torch.isfinite(x.flatten(1) if x.dim() > 1 else x[:, None]).all(1))[0])
+            raise FedalignError(
+                f"{what}: the features of sample {row} hold NaN or infinity; clean the data first"
+            )
+    if y.is_floating_point():
+        y = y.float()
+        if not torch.isfinite(y).all():
+            raise FedalignError(f"{what}: the labels hold NaN or infinity; clean the data first")
+    else:
+        y = y.long()
+        if int(y.min()) < 0:
+            raise FedalignError(f"{what}: label {int(y.min())} is negative; classes count from 0")
+    return x, y
+
+
+def _rows(part: npt.ArrayLike, size: int, name: str) -> Rows:
+    rows = np.asarray(part, np.int64).reshape(-1)
+    if len(rows) and not (0 <= rows.min() and rows.max() < size):
+        raise FedalignError(f"client {name!r}: row {int(rows.max())} is outside the data's {size} samples")
+    return rows
+
+
+def _kind(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape[1:])}"

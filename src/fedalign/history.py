@@ -1,0 +1,130 @@
+"""What happened, round by round and client by client, with the reason for every inclusion and refusal."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: trained: a priority client took part (or, in the `local` arm, any client trained alone); admitted: a free client's
+#: update entered the aggregate; declined: it didn't offer; refused: it offered, the server said no; lost: no answer
+#: came; absent: it wasn't there or wasn't invited.
+Decision = Literal["trained", "admitted", "declined", "refused", "lost", "absent"]
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """One client in one round. ``id`` is its number, ``weight`` its share of the aggregate; ``loss`` and ``accuracy`` are of the received model."""
+
+    id: int
+    name: str
+    priority: bool
+    reachable: bool
+    loss: float | None
+    accuracy: float | None
+    decision: Decision
+    weight: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round. ``global_*`` are F(w) and its accuracy for the model that was broadcast; ``test_*`` and ``train_loss``
+    (the priority clients' loss on their training data) are of the aggregate. ``skipped`` says why nothing was aggregated, if nothing was.
+    """
+
+    round: int
+    epsilon: float | None
+    global_loss: float | None
+    global_accuracy: float | None
+    test_accuracy: float | None
+    test_loss: float | None
+    train_loss: float | None
+    warmup: bool
+    skipped: str | None
+    models_down: int
+    models_up: int
+    clients: tuple[ClientRound, ...]
+
+    @property
+    def admitted(self) -> int:
+        """How many free clients entered the aggregate."""
+        return sum(c.decision == "admitted" for c in self.clients)
+
+    def to_json(self) -> str:
+        """Write one line of ``rounds.jsonl``. Strict JSON has no infinity: ε = ∞ is written as ``"inf"``."""
+        row = asdict(self)
+        if self.epsilon is not None and math.isinf(self.epsilon):
+            row["epsilon"] = "inf"
+        return json.dumps(_finite(row), allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> RoundRecord:
+        """Read such a line."""
+        row = json.loads(line)
+        if row["epsilon"] == "inf":
+            row["epsilon"] = math.inf
+        row["clients"] = tuple(ClientRound(**client) for client in row["clients"])
+        return cls(**row)
+
+
+@dataclass
+class History:
+    """A run's rounds, in order."""
+
+    rounds: list[RoundRecord] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+    def __getitem__(self, round: int) -> RoundRecord:
+        return self.rounds[round]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Give a data frame with one row per round and client; the round's own columns repeat."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for r in self.rounds:
+            shared = {
+                name: getattr(r, name)
+                for name in (
+                    "round",
+                    "epsilon",
+                    "global_loss",
+                    "global_accuracy",
+                    "test_accuracy",
+                    "test_loss",
+                )
+            }
+            rows += [{**shared, **asdict(client)} for client in r.clients]
+        return pd.DataFrame(rows)
+
+    def final(self, name: str, last: int = 10) -> float | None:
+        """Give the mean of a round's number over the last rounds: SPEC's final figure."""
+        return mean_or_none(getattr(r, name) for r in self.rounds[-last:])
+
+
+def mean_or_none(numbers: Iterable[float | None]) -> float | None:
+    """Average what is there; None if nothing is.
+
+    >>> mean_or_none([1.0, None, 3.0])
+    2.0
+    """
+    there: Sequence[float] = [n for n in numbers if n is not None]
+    return sum(there) / len(there) if there else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

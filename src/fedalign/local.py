@@ -1,0 +1,70 @@
+"""What a client does with the model it received: E local epochs of SGD, plain or proximal.
+
+``mu`` adds the term ``μ/2·‖w_k − w‖²`` of FedProx (Li et al., 2020, arXiv:1812.06127) to the local objective.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from fedalign.errors import FedalignError
+from fedalign.schedules import Schedulable, Schedule, as_schedule, values
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Local work: ``epochs`` passes over the client's data, or ``steps`` batches of it.
+
+    Every step computes ``g = ∇loss + mu·(w_k − w)``, clips it to norm ``clip``, adds ``weight_decay·w_k``, and moves
+    with heavy-ball momentum as ``torch.optim.SGD`` does. Momentum starts at zero every round.
+
+    >>> LocalSGD(lr=0.1, epochs=5, batch_size=50).steps_for(120)
+    15
+    >>> LocalSGD(lr=0.1, steps=4).steps_for(120)
+    4
+    """
+
+    lr: Schedulable  #: learning rate: a number, a schedule, or a callable of the round
+    epochs: int | None = None  #: passes over the data in a round; exactly one of epochs and steps
+    steps: int | None = None  #: batches in a round, continuing into further passes where needed
+    batch_size: int | None = 50  #: None: full batch
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None  #: largest gradient norm; None: no clipping
+    mu: float = 0.0  #: FedProx's proximal weight; 0 is FedAvg
+    schedule: Schedule = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", as_schedule(self.lr, "lr"))
+        if (self.epochs is None) == (self.steps is None):
+            raise FedalignError(
+                f"give epochs or steps, one of the two, not epochs={self.epochs}, steps={self.steps}"
+            )
+        for name in ("epochs", "steps", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise FedalignError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name in ("momentum", "weight_decay", "mu"):
+            value = getattr(self, name)
+            if not (0 <= value < math.inf):
+                raise FedalignError(f"{name} must be at least 0, not {value}")
+        if self.clip is not None and not self.clip > 0:
+            raise FedalignError(f"clip must be positive (or None for no clipping), not {self.clip}")
+
+    def check(self, rounds: int) -> None:
+        """Refuse a learning rate that is not a positive number in some round."""
+        values(self.schedule, rounds, "lr", positive=True)
+
+    def batches_per_epoch(self, samples: int) -> int:
+        """Count the batches of one pass, the last partial one included."""
+        return 1 if self.batch_size is None else math.ceil(samples / self.batch_size)
+
+    def steps_for(self, samples: int) -> int:
+        """Count a round's local steps of a client with so many training samples."""
+        return self.steps if self.steps is not None else (self.epochs or 0) * self.batches_per_epoch(samples)
+
+    def rate(self, round: int, rounds: int, step: int, steps: int) -> float:
+        """Give η for one local step (``step`` of ``steps`` in this round)."""
+        t = round * steps + step if self.schedule.counts == "steps" else round
+        return self.schedule.at(t, rounds)

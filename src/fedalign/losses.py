@@ -1,0 +1,29 @@
+"""Losses, one number per sample. Any callable ``(outputs, targets) -> losses`` of that kind works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+PerSampleLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of class scores against class numbers.
+
+    >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).item() == torch.tensor(4.0).log().item()
+    True
+    """
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Squared error, averaged over a sample's outputs; for regression.
+
+    >>> squared_error(torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 2.0])).tolist()
+    [1.0, 0.0]
+    """
+    difference = outputs.reshape(targets.shape) - targets
+    return difference.square().flatten(1).mean(1) if difference.dim() > 1 else difference.square()

@@ -1,0 +1,56 @@
+"""The paper's models, and how an experiment names one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+
+def logistic(inputs: int, classes: int) -> nn.Module:
+    """Multinomial logistic regression.
+
+    >>> logistic(784, 10)
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=784, out_features=10, bias=True)
+    )
+    """
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Module:
+    """A network of fully connected ReLU layers; the paper's for EMNIST is ``mlp(784, [200, 200], 47)``."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for width in hidden:
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, classes))
+
+
+def cnn(channels: int = 3, classes: int = 10) -> nn.Module:
+    """Build the paper's CNN for 32×32 images: two 5×5 convolutions, three linear layers, BatchNorm, Kaiming initialisation."""
+    model = nn.Sequential(
+        nn.Conv2d(channels, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1600, 512),
+        nn.BatchNorm1d(512),
+        nn.ReLU(),
+        nn.Linear(512, 128),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
+        nn.Linear(128, classes),
+    )
+    for module in list(model)[:-1]:
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    return model
+
+
+BY_NAME: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}

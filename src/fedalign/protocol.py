@@ -1,0 +1,330 @@
+"""One round of prioritized federated learning after another, as a generator that does no I/O.
+
+It yields requests and is sent replies; whoever drives it (the simulator, a Flower server) does the work. So this
+module reads like the algorithm (Ravi and Shomorony, 2023), and ten lines of made-up replies test it::
+
+    Evaluate  -> one Measure (or None: lost) per job
+    Train     -> one Update, Declined or Lost per job
+    RoundDone -> nothing; the driver may store the record and the model
+
+Models are opaque here: anything that can be scaled by a number and added (torch tensors, NumPy arrays, floats).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedalign.errors import DivergedError, FedalignError
+from fedalign.history import ClientRound, Decision, History, RoundRecord
+from fedalign.participation import Full, Participation, Presence
+from fedalign.roster import Roster
+from fedalign.rules import Broadcast, Measure, Rule, Split
+
+Model = Any
+Job = tuple[Model, int]  # a model and the client that is to work with it
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure models on clients' data."""
+
+    jobs: tuple[Job, ...]
+    split: Split
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train at clients. A free client first measures the model itself and asks ``rule.offers``."""
+
+    jobs: tuple[Job, ...]
+    round: int
+    broadcast: Broadcast | None = None  # None: everybody trains, nobody is asked
+    rule: Rule | None = None
+    split: Split = "heldout"
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A round is over; ``model`` is what the next one starts from (the `local` run has one model per client)."""
+
+    record: RoundRecord
+    model: Model
+
+
+@dataclass(frozen=True)
+class Update:
+    """A client trained. ``own`` is its measure of the model it received (free clients only).
+
+    A driver that knows the server will refuse may leave ``model`` out: it is never looked at.
+    """
+
+    model: Model | None
+    own: Measure | None = None
+    finite: bool = True
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A free client decided not to take part: it trained nothing and sends no weights."""
+
+    own: Measure
+
+
+@dataclass(frozen=True)
+class Lost:
+    """No answer came."""
+
+    reason: str
+
+
+Reply = Update | Declined | Lost
+Request = Evaluate | Train | RoundDone
+Run = Generator[Request, Any, "Result"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The end of a run: the final model and everything that happened."""
+
+    model: Model
+    history: History
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run's decisions depend on."""
+
+    roster: Roster
+    rule: Rule
+    rounds: int
+    warmup: int = 0  #: the first so many rounds are for priority clients only
+    participation: Participation = Full()
+    seed: int = 0
+    match_on: Split = "heldout"
+    has_test: bool = True
+    measure_training: bool = True  #: also measure every aggregate on the priority clients' training data
+
+
+def warmup_rounds(warmup: float, rounds: int) -> int:
+    """Read a warm-up given as a fraction of the rounds (a float below 1) or as a number of rounds.
+
+    >>> warmup_rounds(0.1, 200), warmup_rounds(5, 200)
+    (20, 5)
+    """
+    if isinstance(warmup, bool) or not (warmup >= 0) or math.isinf(warmup):
+        raise FedalignError(f"warmup must be a fraction of the rounds or a number of rounds, not {warmup!r}")
+    if isinstance(warmup, float) and warmup < 1:
+        return math.floor(warmup * rounds + 0.5)
+    if warmup != int(warmup) or warmup > rounds:
+        raise FedalignError(f"warmup must be a fraction below 1 or 0 to {rounds} whole rounds, not {warmup}")
+    return int(warmup)
+
+
+def federated(plan: Plan, model: Model, start: int = 0) -> Run:
+    """Run prioritized federated learning from round ``start`` with ``model``."""
+    history = History()
+    for round in range(start, plan.rounds):
+        model, record = yield from _round(plan, round, model)
+        yield RoundDone(record, model)
+        history.rounds.append(record)
+    return Result(model, history)
+
+
+def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
+    """Let every client train its own model, with no server: what a client has without the federation."""
+    roster, history, models = plan.roster, History(), list(models)
+    everybody = tuple(range(len(roster)))
+    for round in range(start, plan.rounds):
+        measures = yield Evaluate(tuple(zip(models, everybody, strict=True)), plan.match_on)
+        replies = yield Train(tuple(zip(models, everybody, strict=True)), round)
+        own = dict(zip(everybody, measures, strict=True))
+        _stop_if_diverged(roster, round, dict(zip(everybody, replies, strict=True)))
+        models = [reply.model for reply in replies]
+        priority = [k for k in everybody if roster.priority[k]]
+        loss, accuracy = _weighted(roster, {k: own[k] for k in priority})
+        scores = yield from _scores(plan, [(models[k], k) for k in priority])
+        clients = tuple(
+            ClientRound(
+                k,
+                name,
+                roster.priority[k],
+                True,
+                own[k].loss,
+                own[k].accuracy,
+                "trained",
+                0.0,
+                "alone, no server",
+            )
+            for k, name in enumerate(roster.names)
+        )
+        record = RoundRecord(round, None, loss, accuracy, *scores, False, None, 0, 0, clients)
+        yield RoundDone(record, tuple(models))
+        history.rounds.append(record)
+    return Result(tuple(models), history)
+
+
+def aggregate(models: Sequence[Model], weights: Sequence[float]) -> Model:
+    """Average models: ``Σ weights·models / Σ weights``, in the order given.
+
+    >>> aggregate([1.0, 4.0], [2.0, 1.0])
+    2.0
+    """
+    total = math.fsum(weights)
+    mean = models[0] * (weights[0] / total)
+    for model, weight in zip(models[1:], weights[1:], strict=True):
+        mean = mean + model * (weight / total)
+    return mean
+
+
+def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tuple[Model, RoundRecord]]:
+    roster, rule = plan.roster, plan.rule
+    presence = plan.participation.draw(round, roster, plan.seed)
+    warmup = round < plan.warmup
+    epsilon = rule.epsilon_at(round, plan.rounds)
+    invite = rule.invites_free and not warmup
+    priority = [k for k in range(len(roster)) if presence.reachable[k] and roster.priority[k]]
+    free = [k for k in range(len(roster)) if presence.reachable[k] and not roster.priority[k] and invite]
+
+    # F(w): the priority clients' own evaluations of w.
+    measures = (yield Evaluate(tuple((model, k) for k in priority), plan.match_on)) if priority else []
+    own: dict[int, Measure] = {k: m for k, m in zip(priority, measures, strict=True) if m is not None}
+    skipped: str | None = None
+    loss = accuracy = None
+    replies: dict[int, Reply] = {}
+    shares: dict[int, float] = {}
+    if not own:
+        skipped = "no priority client answered" if priority else "no priority client was reachable"
+    else:
+        loss, accuracy = _weighted(roster, own)
+        if not math.isfinite(loss):
+            bad = [roster.names[k] for k, m in own.items() if not math.isfinite(m.loss)]
+            raise _diverged(round, bad, "the model's loss is not finite")
+        # Broadcast, the free clients' offers, and local work.
+        broadcast = Broadcast(round, loss, accuracy, epsilon)
+        invited = sorted([*own, *free])
+        answers = yield Train(tuple((model, k) for k in invited), round, broadcast, rule, plan.match_on)
+        replies = dict(zip(invited, answers, strict=True))
+        own |= {
+            k: reply.own
+            for k, reply in replies.items()
+            if not isinstance(reply, Lost) and reply.own is not None
+        }
+        # The server's decision, then the mean over those it admits.
+        admitted = [
+            k
+            for k, reply in replies.items()
+            if isinstance(reply, Update) and (roster.priority[k] or rule.admits(own[k], broadcast))
+        ]
+        _stop_if_diverged(roster, round, {k: replies[k] for k in admitted})
+        if any(roster.priority[k] for k in admitted):
+            shares = _shares(roster, presence, admitted)
+            model = aggregate([replies[k].model for k in shares], list(shares.values()))  # type: ignore[union-attr]
+        else:
+            skipped = "no priority client sent an update"
+
+    def record_of(k: int, name: str) -> ClientRound:
+        decision, reason = _decision(plan, k, presence, warmup, replies.get(k), k in shares, skipped)
+        measure = own.get(k)
+        if not reason and measure is not None:
+            reason = rule.why(measure, broadcast, decision == "admitted")
+        return ClientRound(
+            k,
+            name,
+            roster.priority[k],
+            presence.reachable[k],
+            measure.loss if measure else None,
+            measure.accuracy if measure else None,
+            decision,
+            shares.get(k, 0.0),
+            reason,
+        )
+
+    clients = tuple(record_of(k, name) for k, name in enumerate(roster.names))
+    scores = yield from _scores(plan, [(model, k) for k in range(len(roster)) if roster.priority[k]])
+    up = sum(isinstance(reply, Update) for reply in replies.values())
+    record = RoundRecord(round, epsilon, loss, accuracy, *scores, warmup, skipped, len(replies), up, clients)
+    return model, record
+
+
+def _shares(roster: Roster, presence: Presence, admitted: Sequence[int]) -> dict[int, float]:
+    """Give each admitted client its normalised weight: ``p_k``, or ``c_k/K`` for one drawn ``c_k`` times of ``K``."""
+    draws = presence.draws
+    total_draws = sum(draws.values()) if draws else 0
+    weights = {
+        k: draws[k] / total_draws if draws and roster.priority[k] else float(roster.p[k]) for k in admitted
+    }
+    total = math.fsum(weights.values())
+    return {k: weight / total for k, weight in weights.items()}
+
+
+def _decision(
+    plan: Plan,
+    k: int,
+    presence: Presence,
+    warmup: bool,
+    reply: Reply | None,
+    included: bool,
+    skipped: str | None,
+) -> tuple[Decision, str]:
+    """Name what happened to a client, and why; an empty reason is the rule's to give."""
+    is_priority = plan.roster.priority[k]
+    if not presence.reachable[k]:
+        return "absent", "not reachable"
+    if reply is None:
+        if is_priority:
+            return "lost", "did not answer the evaluation"
+        if warmup:
+            return "absent", "warm-up: priority clients only"
+        return "absent", "not invited by the rule" if not plan.rule.invites_free else (
+            skipped or "not invited"
+        )
+    if isinstance(reply, Lost):
+        return "lost", reply.reason
+    if isinstance(reply, Declined):
+        return "declined", ""
+    if is_priority:
+        return "trained", "priority"
+    return ("admitted", "") if included else ("refused", skipped or "")
+
+
+def _scores(
+    plan: Plan, jobs: list[Job]
+) -> Generator[Request, Any, tuple[float | None, float | None, float | None]]:
+    """Give test accuracy, test loss and training loss of what the priority clients now have."""
+
+    def measure(split: Split) -> Generator[Request, Any, tuple[float | None, float | None]]:
+        measures = yield Evaluate(tuple(jobs), split)
+        there = {k: m for (_, k), m in zip(jobs, measures, strict=True) if m is not None and m.samples}
+        return _weighted(plan.roster, there) if there else (None, None)
+
+    test_loss, test_accuracy = (yield from measure("test")) if plan.has_test else (None, None)
+    train_loss, _ = (yield from measure("train")) if plan.measure_training else (None, None)
+    return test_accuracy, test_loss, train_loss
+
+
+def _weighted(roster: Roster, own: dict[int, Measure]) -> tuple[float, float | None]:
+    """Average measures with weights ``p_k`` over the clients that are there."""
+    total = math.fsum(float(roster.p[k]) for k in own)
+    loss = math.fsum(float(roster.p[k]) * m.loss for k, m in own.items()) / total
+    accuracies = [(float(roster.p[k]), m.accuracy) for k, m in own.items() if m.accuracy is not None]
+    if len(accuracies) < len(own):
+        return loss, None
+    return loss, math.fsum(p * a for p, a in accuracies) / total
+
+
+def _stop_if_diverged(roster: Roster, round: int, replies: dict[int, Reply]) -> None:
+    bad = [roster.names[k] for k, reply in replies.items() if isinstance(reply, Update) and not reply.finite]
+    if bad:
+        raise _diverged(round, bad, "the trained weights are not finite")
+
+
+def _diverged(round: int, names: list[str], what: str) -> DivergedError:
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return DivergedError(
+        f"training diverged in round {round} at client(s) {shown}: {what}; try a smaller lr, or clip",
+        round,
+        tuple(names),
+    )

@@ -1,0 +1,85 @@
+"""Randomness without hidden state: every draw is a hash of (seed, purpose, round, client, epoch, …).
+
+A generator object remembers how often it was asked, so a result would depend on who else trained, on chunk sizes
+and on where a run was interrupted. A hash doesn't. The mixing function is SplitMix64's finaliser
+(Steele, Lea and Flood, 2014), applied word by word.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import numpy.typing as npt
+
+U64 = npt.NDArray[np.uint64]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_INDEX_BITS = np.uint64(24)  # a permuted row may hold up to 16.7 million samples
+_INDEX_MASK = np.uint64((1 << 24) - 1)
+
+
+class Purpose(enum.IntEnum):
+    """What a draw is for, so that equal counters never give equal numbers for two purposes."""
+
+    BATCHES = 1
+    INITIAL_WEIGHTS = 2
+    PARTICIPATION = 3
+    SPLIT = 4
+    DATA = 5
+    PARTITION = 6
+
+
+def _splitmix(z: U64) -> U64:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def hashed(*words: int | npt.NDArray[np.integer]) -> U64:
+    """Hash integers (broadcast against each other) to 64 bits.
+
+    >>> int(hashed(0, Purpose.BATCHES, 3)) == int(hashed(0, Purpose.BATCHES, np.arange(5))[3])
+    True
+    """
+    h = np.zeros((), np.uint64)
+    with np.errstate(over="ignore"):
+        for word in words:
+            w = np.asarray(word).astype(np.int64).astype(np.uint64)
+            h = _splitmix((h + _GOLDEN) ^ (w * _GOLDEN + np.uint64(1)))
+    return h
+
+
+def uniforms(*words: int | npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+    """Hash integers to numbers in [0, 1)."""
+    return np.asarray((hashed(*words) >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def permutations(keys: U64, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Permute ``range(lengths[r])`` for every row ``r``; what lies behind a row's length is undefined.
+
+    A row depends on its own key and length alone. Hash and index share one word, so that one plain sort (which
+    NumPy vectorises) gives the permutation.
+
+    >>> sorted(permutations(hashed(7, np.arange(2)), np.array([4, 2]))[0].tolist())
+    [0, 1, 2, 3]
+    """
+    width = int(lengths.max(initial=0))
+    if width > int(_INDEX_MASK):
+        raise ValueError(f"cannot permute {width} samples of one client; the limit is {int(_INDEX_MASK)}")
+    index = np.arange(width, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        words = _splitmix(keys[:, None] + index * _GOLDEN)
+    words = (words & ~_INDEX_MASK) | index
+    words[index >= lengths.astype(np.uint64)[:, None]] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    words.sort(axis=1)
+    return (words & _INDEX_MASK).astype(np.int64)
+
+
+def permutation(length: int, *words: int) -> npt.NDArray[np.int64]:
+    """Permute ``range(length)`` by the hash of ``words``."""
+    return permutations(hashed(*words).reshape(1), np.array([length]))[0]
+
+
+def generator(*words: int) -> np.random.Generator:
+    """Make a NumPy generator for one purpose, where many normal draws are needed at once (synthetic data)."""
+    return np.random.Generator(np.random.Philox(key=int(hashed(*words))))

@@ -1,0 +1,1 @@
+"""Plots, tables and a page from the folders that runs leave behind."""

@@ -1,0 +1,133 @@
+"""Pictures of a run: accuracy and loss over rounds with a band over seeds, and who was admitted when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedalign.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: distinguishable with any colour vision, and in print.
+_COLOURS = {
+    "priority": "#0072B2",
+    "all": "#D55E00",
+    "fedalign": "#009E73",
+    "local": "#999999",
+    "auto": "#CC79A7",
+}
+_SPARE = ("#E69F00", "#56B4E9", "#F0E442", "#000000")
+_STYLE: dict[str, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "figure.dpi": 110,
+    "savefig.dpi": 150,
+    "svg.hashsalt": "fedalign",
+}
+Curves = Mapping[str, Mapping[int, History]]
+
+
+def curves(arms: Curves, name: str, title: str, label: str, warmup: int, *, percent: bool = False) -> Figure:
+    """Draw one number over rounds: the mean over seeds, and a band of one standard deviation."""
+    figure, axes = _figure()
+    scale = 100.0 if percent else 1.0
+    for index, (arm, runs) in enumerate(arms.items()):
+        table = _table(runs, name) * scale
+        if not np.isfinite(table).any():
+            continue
+        rounds = np.arange(1, table.shape[1] + 1)
+        mean = np.nanmean(table, axis=0)
+        colour = _colour(arm, index)
+        axes.plot(rounds, mean, color=colour, label=arm, linewidth=1.8, zorder=3 if arm == "fedalign" else 2)
+        if table.shape[0] > 1:
+            spread = np.nanstd(table, axis=0, ddof=1)
+            axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)
+    if warmup:
+        axes.axvline(warmup + 0.5, color="0.4", linestyle=":", linewidth=1)
+        axes.annotate(
+            "warm-up ends", (warmup + 0.5, 0.015), xycoords=("data", "axes fraction"), xytext=(4, 0),
+            textcoords="offset points", fontsize=8, color="0.35",
+        )  # fmt: skip
+    axes.set(title=title, xlabel="communication round", ylabel=label)
+    axes.margins(x=0.01)
+    axes.legend(frameon=False, ncols=2)
+    return figure
+
+
+def admitted(runs: Mapping[int, History], title: str) -> Figure:
+    """Draw the free clients that were admitted, round by round: the share of seeds in which each was."""
+    histories = [history for history in runs.values() if len(history)]
+    free = [c.id for c in histories[0][0].clients if not c.priority]
+    names = [c.name for c in histories[0][0].clients if not c.priority]
+    rounds = max(len(history) for history in histories)
+    share = np.zeros((len(free), rounds))
+    for history in histories:
+        for r in history.rounds:
+            for row, k in enumerate(free):
+                share[row, r.round] += (r.clients[k].decision == "admitted") / len(histories)
+    figure, axes = _figure(height=max(2.6, min(9.0, 0.9 + 0.24 * len(free))))
+    image = axes.imshow(
+        share, aspect="auto", interpolation="nearest", cmap="Greens", vmin=0, vmax=1,
+        extent=(0.5, rounds + 0.5, len(free) - 0.5, -0.5),
+    )  # fmt: skip
+    step = max(1, len(free) // 25)
+    axes.set_yticks(range(0, len(free), step), names[::step])
+    axes.set(title=title, xlabel="communication round", ylabel="free client")
+    axes.grid(visible=False)
+    label = "admitted" if len(histories) == 1 else f"admitted (share of {len(histories)} seeds)"
+    figure.colorbar(image, ax=axes, label=label)
+    return figure
+
+
+def selects(runs: Mapping[int, History]) -> bool:
+    """Tell whether an arm chose among free clients: some were declined, refused or admitted, not all or none always."""
+    seen = {c.decision for h in runs.values() for r in h.rounds for c in r.clients if not c.priority}
+    return bool(seen & {"declined", "refused"})
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write a picture as PNG and PDF."""
+    import matplotlib.pyplot as plt
+
+    written = []
+    for suffix, metadata in ((".png", {}), (".pdf", {"CreationDate": None})):
+        target = path.with_suffix(suffix)
+        figure.savefig(target, bbox_inches="tight", metadata=metadata)
+        written.append(target)
+    plt.close(figure)
+    return written
+
+
+def _figure(height: float = 4.2) -> tuple[Figure, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(_STYLE):
+        return plt.subplots(figsize=(7.2, height), layout="constrained")
+
+
+def _table(runs: Mapping[int, History], name: str) -> npt.NDArray[np.float64]:
+    """Put one number into a table, seeds × rounds, with NaN where a run has none (it diverged)."""
+    longest = max((len(history) for history in runs.values()), default=0)
+    rows: list[Sequence[float]] = []
+    for history in runs.values():
+        values = [getattr(r, name) for r in history.rounds]
+        there = [np.nan if v is None else float(v) for v in values]
+        rows.append(there + [np.nan] * (longest - len(there)))
+    table = np.array(rows, float).reshape(len(rows), longest)
+    return table[~np.isnan(table).all(axis=1)]
+
+
+def _colour(arm: str, index: int) -> str:
+    return _COLOURS.get(arm, _SPARE[index % len(_SPARE)])

@@ -1,0 +1,66 @@
+"""The closing table: one row per arm, mean ± standard deviation over seeds, the best in bold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+
+def rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str, str, str, bool]]:
+    """Give each arm's cells as text, and whether it is the best by test accuracy (else by test loss)."""
+    arms: dict[str, Any] = summary["arms"]
+    best = _best(arms)
+    return [
+        (
+            arm,
+            _spread(figures["test_accuracy"], 100, 1),
+            _spread(figures["test_loss"], 1, 3),
+            _number(figures["admitted_mean"], 1),
+            _number(figures["models_up"], 0),
+            _number(figures["models_down"], 0),
+            arm == best,
+        )
+        for arm, figures in arms.items()
+    ]
+
+
+HEADINGS = ("arm", "accuracy %", "loss", "admitted", "models up", "models down")
+
+
+NOTE = "Bold: the best shared model; local has a model per client, so it isn't ranked."
+
+
+def terminal_table(summary: dict[str, Any]) -> Table:
+    """Draw the table for a terminal."""
+    seeds = len(summary["seeds"])
+    over = f"mean ± std over {seeds} seeds" if seeds > 1 else "one seed"
+    caption = f"Test data of the priority clients, last 10 rounds, {over}. {NOTE}"
+    table = Table(title=f"{summary['experiment']}, {summary['rounds']} rounds", caption=caption)
+    for index, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
+    for *cells, best in rows(summary):
+        table.add_row(*[str(cell) for cell in cells], style="bold green" if best else None)
+    return table
+
+
+def _best(arms: dict[str, Any]) -> str | None:
+    arms = {arm: figures for arm, figures in arms.items() if arm != "local"}
+    by_accuracy = {
+        a: f["test_accuracy"]["mean"] for a, f in arms.items() if f["test_accuracy"]["mean"] is not None
+    }
+    if by_accuracy:
+        return max(by_accuracy, key=lambda arm: by_accuracy[arm])
+    by_loss = {a: f["test_loss"]["mean"] for a, f in arms.items() if f["test_loss"]["mean"] is not None}
+    return min(by_loss, key=lambda arm: by_loss[arm]) if by_loss else None
+
+
+def _spread(figure: dict[str, Any], scale: float, digits: int) -> str:
+    if figure["mean"] is None:
+        return "–"
+    text = f"{figure['mean'] * scale:.{digits}f}"
+    return f"{text} ± {figure['std'] * scale:.{digits}f}" if len(figure["per_seed"]) > 1 else text
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"

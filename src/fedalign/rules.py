@@ -1,0 +1,186 @@
+"""Who is let in: the free client's own decision (``offers``) and the server's (``admits``).
+
+``Align`` is FedALIGN's rule (Ravi and Shomorony, "Utilizing Free Clients in Federated Learning for Focused Model
+Enhancement", 2023): a free client offers if the model serves it, ``F_k(w) ≤ F(w) + ε``, and is admitted if the
+model serves it about as well as it serves the priority clients, ``|F_k(w) − F(w)| ≤ ε``.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from fedalign.errors import FedalignError
+from fedalign.schedules import Schedulable, Schedule, as_schedule, values
+
+Split = Literal["heldout", "train", "test"]
+MatchOn = Literal["heldout", "train"]
+
+# Accuracies are fractions of a few samples, so exact ties with the band happen (0.8 − 0.7 against ε = 0.1) and
+# binary rounding must not decide them.
+_ACCURACY_SLACK = 1e-9
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a model did on one client's data: mean loss, accuracy (None where there are no classes), sample count."""
+
+    loss: float
+    accuracy: float | None
+    samples: int
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server tells every client with the model: ``loss`` is ``F(w)``, ``accuracy`` its counterpart."""
+
+    round: int
+    loss: float
+    accuracy: float | None = None
+    epsilon: float | None = None
+
+
+class Rule(abc.ABC):
+    """A rule of inclusion for free clients. Subclass it, define :meth:`offers` and :meth:`admits`, and pass it to ``simulate``.
+
+    Both must be functions of their arguments alone: the simulator calls ``admits`` before it trains a client, so as
+    not to train one that will be refused. Priority clients are never asked; they always take part.
+
+    >>> class Better(Rule):
+    ...     def offers(self, own, broadcast):
+    ...         return own.loss <= broadcast.loss
+    ...     def admits(self, own, broadcast):
+    ...         return own.loss <= broadcast.loss
+    >>> Better().offers(Measure(0.5, 0.9, 10), Broadcast(round=0, loss=0.7))
+    True
+    """
+
+    invites_free: ClassVar[bool] = True  #: False: free clients aren't even sent the model
+    needs_accuracy: bool = False  #: True: a clear error where the task has no accuracy
+    match_on: MatchOn | None = None  #: the data F and F_k are measured on; None: held-out where there is any
+
+    @abc.abstractmethod
+    def offers(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Decide, on the client, whether to train and send an update."""
+
+    @abc.abstractmethod
+    def admits(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Decide, on the server, whether the update enters the aggregate."""
+
+    def epsilon_at(self, round: int, rounds: int) -> float | None:
+        """Give the round's ε, or None if the rule has none."""
+        return None
+
+    def check(self, rounds: int) -> None:
+        """Refuse, before any work, settings that fail in some round."""
+        return
+
+    def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
+        """Say in a few words why a free client was let in or not."""
+        return f"loss {own.loss:.4g} against F {broadcast.loss:.4g}"
+
+
+class PriorityOnly(Rule):
+    """FedAvg on the priority clients: free clients aren't invited."""
+
+    invites_free = False
+
+    def offers(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Never."""
+        return False
+
+    def admits(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Never."""
+        return False
+
+
+class Everyone(Rule):
+    """FedAvg on everybody, weights in proportion to sample counts."""
+
+    def offers(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Always."""
+        return True
+
+    def admits(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Always."""
+        return True
+
+    def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
+        """Say so."""
+        return "everyone is admitted"
+
+
+@dataclass(frozen=True)
+class Align(Rule):
+    """FedALIGN. ``epsilon`` is a number, a schedule or a callable of the round; ``on`` is loss or accuracy.
+
+    >>> rule, F = Align(epsilon=0.2), Broadcast(round=0, loss=1.0, epsilon=0.2)
+    >>> [rule.offers(Measure(loss, None, 1), F) for loss in (0.1, 0.9, 1.1, 1.9)]
+    [True, True, True, False]
+    >>> [rule.admits(Measure(loss, None, 1), F) for loss in (0.1, 0.9, 1.1, 1.9)]
+    [False, True, True, False]
+    """
+
+    epsilon: Schedulable = 0.2
+    on: Literal["loss", "accuracy"] = "loss"
+    match_on: MatchOn | None = None
+    schedule: Schedule = field(init=False, repr=False, compare=False)
+    needs_accuracy: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", as_schedule(self.epsilon, "epsilon"))
+        if self.on not in ("loss", "accuracy"):
+            raise FedalignError(f"Align matches on 'loss' or 'accuracy', not on {self.on!r}")
+        if self.match_on not in (None, "heldout", "train"):
+            raise FedalignError(f"match_on must be 'heldout' or 'train', not {self.match_on!r}")
+        object.__setattr__(self, "needs_accuracy", self.on == "accuracy")
+        self.check(1)
+
+    def check(self, rounds: int) -> None:
+        """Refuse an ε that is negative or NaN in some round."""
+        values(self.schedule, rounds, "epsilon")
+
+    def epsilon_at(self, round: int, rounds: int) -> float:
+        """Evaluate the schedule."""
+        return float(self.schedule.at(round, rounds))
+
+    def offers(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Offer if the model serves this client: ``F_k ≤ F + ε``, or ``acc_k ≥ acc − ε``."""
+        epsilon = _epsilon(broadcast)
+        if self.on == "loss":
+            return own.loss <= broadcast.loss + epsilon
+        mine, theirs = _accuracies(own, broadcast)
+        return mine >= theirs - epsilon - _ACCURACY_SLACK
+
+    def admits(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Admit if the client is aligned: ``|F_k − F| ≤ ε``, or the same of accuracies."""
+        epsilon = _epsilon(broadcast)
+        if self.on == "loss":
+            return abs(own.loss - broadcast.loss) <= epsilon
+        mine, theirs = _accuracies(own, broadcast)
+        return abs(mine - theirs) <= epsilon + _ACCURACY_SLACK
+
+    def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
+        """Spell the inequality out."""
+        if self.on == "loss":
+            name, mine, theirs = "loss", own.loss, broadcast.loss
+        else:
+            name = "accuracy"
+            mine, theirs = _accuracies(own, broadcast)
+        sign = "within" if admitted else "not within"
+        return f"{name} {mine:.4g}, {sign} {_epsilon(broadcast):.4g} of {theirs:.4g}"
+
+
+def _epsilon(broadcast: Broadcast) -> float:
+    if broadcast.epsilon is None:
+        raise FedalignError(f"Align needs an epsilon in the broadcast of round {broadcast.round}")
+    return broadcast.epsilon
+
+
+def _accuracies(own: Measure, broadcast: Broadcast) -> tuple[float, float]:
+    if own.accuracy is None or broadcast.accuracy is None:
+        raise FedalignError(
+            "matching on accuracy needs a task with classes; this one has none: use on='loss'"
+        )
+    return own.accuracy, broadcast.accuracy

@@ -1,0 +1,223 @@
+"""ε_t and η_t over time: numbers that may change from round to round, or from local step to local step."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from fedalign.errors import FedalignError, nearest
+
+
+class Schedule(abc.ABC):
+    """A number over time. Subclass it and define :meth:`at`; plain callables of ``t`` work too.
+
+    ``counts`` says what ``t`` counts when the schedule is a learning rate: rounds, or the local steps that a client
+    has done since round 0. As ε it is always evaluated once a round.
+    """
+
+    counts: ClassVar[Literal["rounds", "steps"]] = "rounds"
+
+    @abc.abstractmethod
+    def at(self, t: int, total: int) -> float:
+        """Give the value at time ``t`` (from 0) of a run of ``total`` rounds."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same value always."""
+
+    value: float
+
+    def at(self, t: int, total: int) -> float:
+        """Give the value."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """A straight line from ``start`` in round 0 to ``end`` in round ``over − 1`` (default: the last), then ``end``.
+
+    >>> [Linear(0.4, 0.0).at(t, 5) for t in (0, 2, 4)]
+    [0.4, 0.2, 0.0]
+    """
+
+    start: float
+    end: float = 0.0
+    over: int | None = None
+
+    def at(self, t: int, total: int) -> float:
+        """Interpolate."""
+        done = _progress(t, self.over, total)
+        return self.start * (1 - done) + self.end * done
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from ``start`` to ``end`` over ``over`` rounds (default: all), then ``end``."""
+
+    start: float
+    end: float = 0.0
+    over: int | None = None
+
+    def at(self, t: int, total: int) -> float:
+        """Interpolate."""
+        return (
+            self.end + (self.start - self.end) * (1 + math.cos(math.pi * _progress(t, self.over, total))) / 2
+        )
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """``start · decay^t``.
+
+    >>> Exponential(0.8, 0.5).at(2, 10)
+    0.2
+    """
+
+    start: float
+    decay: float
+
+    def at(self, t: int, total: int) -> float:
+        """Decay."""
+        return self.start * self.decay**t
+
+
+@dataclass(frozen=True)
+class Step(Schedule):
+    """``start``, multiplied by ``factor`` after every ``every`` rounds.
+
+    >>> [Step(1.0, 0.1, every=2).at(t, 4) for t in range(4)]
+    [1.0, 1.0, 0.1, 0.1]
+    """
+
+    start: float
+    factor: float
+    every: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise FedalignError(f"Step: every must be at least 1 round, not {self.every}")
+
+    def at(self, t: int, total: int) -> float:
+        """Step down."""
+        return self.start * self.factor ** (t // self.every)
+
+
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """Constant pieces: ``((from_round, value), …)``, the first from round 0.
+
+    >>> [Piecewise(((0, 0.2), (3, 0.0))).at(t, 5) for t in (0, 2, 3, 4)]
+    [0.2, 0.2, 0.0, 0.0]
+    """
+
+    pieces: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        pieces = tuple((int(t), float(v)) for t, v in self.pieces)
+        object.__setattr__(self, "pieces", pieces)
+        starts = [t for t, _ in pieces]
+        if not starts or starts[0] != 0 or sorted(set(starts)) != starts:
+            raise FedalignError(f"Piecewise: pieces must start at round 0 and rise, not at {starts}")
+
+    def at(self, t: int, total: int) -> float:
+        """Look the piece up."""
+        return [value for start, value in self.pieces if start <= t][-1]
+
+
+@dataclass(frozen=True)
+class InverseTime(Schedule):
+    """``numerator / (mu · (t + gamma))``: the theory's η_t with numerator 2; as a learning rate it counts local steps.
+
+    >>> InverseTime(mu=0.5, gamma=8).at(0, 1)
+    0.5
+    """
+
+    mu: float
+    gamma: float
+    numerator: float = 2.0
+    counts: ClassVar[Literal["rounds", "steps"]] = "steps"
+
+    def __post_init__(self) -> None:
+        if not (self.mu > 0 and self.gamma > 0):
+            raise FedalignError(f"InverseTime: mu and gamma must be positive, not {self.mu} and {self.gamma}")
+
+    def at(self, t: int, total: int) -> float:
+        """Decay."""
+        return self.numerator / (self.mu * (t + self.gamma))
+
+
+@dataclass(frozen=True)
+class FromCallable(Schedule):
+    """Any Python callable of the round."""
+
+    function: Callable[[int], float]
+
+    def at(self, t: int, total: int) -> float:
+        """Call it."""
+        return float(self.function(t))
+
+
+BY_NAME: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
+    "exponential": Exponential,
+    "step": Step,
+    "piecewise": Piecewise,
+    "inverse-time": InverseTime,
+}
+
+Schedulable = float | Schedule | Callable[[int], float]
+
+
+def as_schedule(value: Schedulable | Mapping[str, Any], what: str) -> Schedule:
+    """Read a number, a schedule, a callable of the round, or a table such as ``{schedule = "linear", start = 0.4}``.
+
+    >>> as_schedule({"schedule": "linear", "start": 0.4}, "epsilon")
+    Linear(start=0.4, end=0.0, over=None)
+    """
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, bool) or value is None:
+        raise FedalignError(f"{what} must be a number, a schedule or a callable, not {value!r}")
+    if isinstance(value, int | float):
+        return Constant(float(value))
+    if isinstance(value, Mapping):
+        return _from_table(dict(value), what)
+    if callable(value):
+        return FromCallable(value)
+    raise FedalignError(f"{what} must be a number, a schedule or a callable, not {value!r}")
+
+
+def values(schedule: Schedule, rounds: int, what: str, *, positive: bool = False) -> list[float]:
+    """Evaluate a schedule in every round and refuse what no round may have (negative, NaN)."""
+    found = [float(schedule.at(t, rounds)) for t in range(rounds)]
+    for t, value in enumerate(found):
+        if math.isnan(value) or value < 0 or (positive and not 0 < value < math.inf):
+            need = "a positive number" if positive else "a number of at least 0 (inf admits everybody)"
+            raise FedalignError(f"{what} is {value} in round {t}; it must be {need}")
+    return found
+
+
+def _from_table(table: dict[str, Any], what: str) -> Schedule:
+    name = table.pop("schedule", None)
+    if name not in BY_NAME:
+        raise FedalignError(f"{what}: unknown schedule {name!r}; {nearest(str(name), BY_NAME)}")
+    kind = BY_NAME[name]
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            raise FedalignError(f"{what}: schedule {name!r} has no key {key!r}; {nearest(key, known)}")
+    try:
+        return kind(**table)
+    except (TypeError, ValueError) as error:
+        raise FedalignError(f"{what}: schedule {name!r}: {error}") from error
+
+
+def _progress(t: int, over: int | None, total: int) -> float:
+    span = (total if over is None else over) - 1
+    return 1.0 if span <= 0 else min(max(t / span, 0.0), 1.0)

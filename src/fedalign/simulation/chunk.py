@@ -1,0 +1,44 @@
+"""A chunk: clients that are trained side by side, the one with most steps first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedalign.simulation.jobs import Data, TrainJob, batches_for
+from fedalign.simulation.sgd import Rate
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One local step of the clients that still have one: padded features and labels, and each sample's weight in its mean.
+
+    ``weights`` is None where no batch is padded: then every sample weighs ``1/count``.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    count: int
+    weights: torch.Tensor | None
+    rate: Rate
+
+
+def steps(jobs: Sequence[TrainJob], data: Data) -> Iterator[Step]:
+    """Give the steps of jobs sorted by falling number of steps; a step's clients are a prefix of the jobs."""
+    batches = batches_for(jobs, data)
+    rows = torch.from_numpy(batches.rows).to(data.device)
+    equal_rates = bool((batches.rates == batches.rates[:1]).all())
+    rates = None if equal_rates else torch.from_numpy(batches.rates).to(data.device, torch.float32)
+    active = (batches.counts > 0).sum(0)
+    for s, n in enumerate(active.tolist()):
+        counts = batches.counts[:n, s]
+        width = int(counts.max())
+        weights = None
+        if int(counts.min()) < width:
+            real = np.arange(width)[None, :] < counts[:, None]
+            weights = torch.from_numpy((real / counts[:, None]).astype(np.float32)).to(data.device)
+        x, y = data.batch(rows[:n, s, :width])
+        yield Step(x, y, width, weights, float(batches.rates[0, s]) if rates is None else rates[:n, s])

@@ -1,0 +1,205 @@
+"""The fast engine: the clients of all runs, stacked in chunks that fit the cache (or the GPU)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedalign.errors import FederationWarning
+from fedalign.local import LocalSGD
+from fedalign.losses import PerSampleLoss
+from fedalign.rules import Measure
+from fedalign.simulation.functional import FunctionalStepper
+from fedalign.simulation.jobs import Data, EvalJob, Trained, TrainJob
+from fedalign.simulation.layered import LayeredStepper, chain
+from fedalign.simulation.layout import Layout
+
+# What one chunk may touch in a step: about the cores' own caches for written-out products, more where every call of
+# vmap costs milliseconds, and far more on a GPU.
+_LAYERED_BYTES, _VMAP_BYTES, _GPU_BYTES = 4 << 20, 16 << 20, 2 << 30
+_EVAL_BYTES = 64 << 20
+
+
+class Stepper(Protocol):
+    """Trains and evaluates a stack of clients."""
+
+    def forward(self, models: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Compute outputs of stacked models on stacked samples."""
+        ...
+
+    def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
+        """Do every job's local work; give the stacked results."""
+        ...
+
+
+class BatchedEngine:
+    """Trains clients side by side. ``chunk`` fixes how many (default: chosen from the model's and the batch's size)."""
+
+    def __init__(
+        self, template: nn.Module, loss: PerSampleLoss, data: Data, chunk: int | None = None
+    ) -> None:
+        self.device = data.device
+        self.layout = Layout(template)
+        self._loss, self._data, self._chunk = loss, data, chunk
+        layers = chain(template)
+        self._layered = layers is not None
+        self._stepper: Stepper
+        if layers is not None:
+            self._stepper = LayeredStepper(layers, self.layout, loss, data)
+        else:
+            self._stepper = FunctionalStepper(template, self.layout, loss, data)
+        self._one_by_one = not self._layered and self._prefers_one_by_one(template)
+
+    def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
+        """Measure. Jobs that share a model become one product; models with alike sample counts are stacked."""
+        order: list[int] = []
+        losses: list[torch.Tensor] = []
+        hits: list[torch.Tensor] = []
+        with torch.no_grad():
+            for group in self._eval_groups(jobs):
+                order += [j for members in group for j in members]
+                outputs, y, lengths = self._eval_group(jobs, group)
+                losses.append(torch.segment_reduce(self._loss(outputs, y).double(), "sum", lengths=lengths))
+                if self._data.has_classes:
+                    right = (outputs.argmax(1) == y).double()
+                    hits.append(torch.segment_reduce(right, "sum", lengths=lengths))
+        measures: dict[int, Measure] = {}
+        loss_sums = torch.cat(losses).tolist() if losses else []
+        hit_sums = torch.cat(hits).tolist() if hits else [None] * len(order)
+        for j, loss, hit in zip(order, loss_sums, hit_sums, strict=True):
+            n = len(jobs[j].rows)
+            measures[j] = Measure(loss / n, None if hit is None else hit / n, n)
+        return [measures[j] for j in range(len(jobs))]
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[Trained]:
+        """Train. Jobs with the same local work are sorted by their number of steps and cut into chunks."""
+        results: list[Trained | None] = [None] * len(jobs)
+        groups: dict[int, list[int]] = {}
+        kinds: list[LocalSGD] = []
+        for j, job in enumerate(jobs):
+            kind = next(
+                (i for i, local in enumerate(kinds) if local is job.local or local == job.local), len(kinds)
+            )
+            if kind == len(kinds):
+                kinds.append(job.local)
+            groups.setdefault(kind, []).append(j)
+        chunks = [chunk for members in groups.values() for chunk in self._chunks(jobs, members)]
+
+        def work(chunk: list[int]) -> None:
+            mine = [jobs[j] for j in chunk]
+            with torch.no_grad():
+                models = self._stepper.train(torch.stack([job.model for job in mine]), mine)
+                finite = torch.isfinite(models).all(1).tolist()
+            for place, j in enumerate(chunk):
+                results[j] = Trained(models[place], finite[place])
+
+        threads = torch.get_num_threads()
+        if self._one_by_one and self.device.type == "cpu" and threads > 1 and len(chunks) > 1:
+            _in_threads(work, chunks, threads)
+        else:
+            for chunk in chunks:
+                work(chunk)
+        return [result for result in results if result is not None]
+
+    def _chunks(self, jobs: Sequence[TrainJob], members: Sequence[int]) -> Iterator[list[int]]:
+        by_steps = sorted(members, key=lambda j: -jobs[j].steps)
+        size = self._chunk or self._chunk_size([jobs[j] for j in by_steps])
+        for start in range(0, len(by_steps), size):
+            yield by_steps[start : start + size]
+
+    def _chunk_size(self, jobs: Sequence[TrainJob]) -> int:
+        if self._one_by_one:
+            return 1
+        longest = max(len(job.rows) for job in jobs)
+        batch = min(jobs[0].local.batch_size or longest, longest)
+        touched = 4 * (self.layout.size + 2 * batch * self._data.features)
+        if self.device.type == "cuda":
+            return max(1, _GPU_BYTES // touched)
+        return max(1, (_LAYERED_BYTES if self._layered else _VMAP_BYTES) // touched)
+
+    def _eval_groups(self, jobs: Sequence[EvalJob]) -> Iterator[list[list[int]]]:
+        """Put jobs of one model together, then stack models with alike sample counts, within the memory allowed."""
+        by_model: dict[int, list[int]] = {}
+        for j, job in enumerate(jobs):
+            by_model.setdefault(id(job.model), []).append(j)
+        sized = sorted(
+            ((sum(len(jobs[j].rows) for j in m), m) for m in by_model.values()), key=lambda s: -s[0]
+        )
+        limit = max(1, _EVAL_BYTES // (4 * self._data.features))
+        group: list[list[int]] = []
+        widest = 0
+        for rows, members in sized:
+            full = (len(group) + 1) * widest > limit or rows < widest // 2 or self._one_by_one
+            if group and full:
+                yield group
+                group = []
+            widest = widest if group else rows
+            group.append(members)
+        if group:
+            yield group
+
+    def _eval_group(
+        self, jobs: Sequence[EvalJob], group: Sequence[Sequence[int]]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute one group's outputs, its labels, and how many rows each of its jobs has."""
+        per_model = [np.concatenate([self._data.rows(jobs[j].pool, jobs[j].rows) for j in m]) for m in group]
+        lengths = torch.tensor([len(jobs[j].rows) for m in group for j in m], device=self.device)
+        models = torch.stack([jobs[m[0]].model for m in group])
+        limit = max(1, _EVAL_BYTES // (4 * self._data.features))
+        if len(group) == 1:
+            rows = torch.from_numpy(per_model[0]).to(self.device)
+            parts = [self._forward_rows(models, part) for part in rows.split(limit)]
+            return torch.cat([outputs for outputs, _ in parts]), torch.cat([y for _, y in parts]), lengths
+        widest = max(len(rows) for rows in per_model)
+        padded = np.zeros((len(group), widest), np.int64)
+        real = np.zeros((len(group), widest), bool)
+        for i, mine in enumerate(per_model):
+            padded[i, : len(mine)], real[i, : len(mine)] = mine, True
+        x, y = self._data.batch(torch.from_numpy(padded).to(self.device))
+        outputs = self._stepper.forward(models, x)
+        if real.all():
+            return outputs.flatten(0, 1), y.flatten(0, 1), lengths
+        keep = torch.from_numpy(np.flatnonzero(real)).to(self.device)
+        return outputs.flatten(0, 1)[keep], y.flatten(0, 1)[keep], lengths
+
+    def _forward_rows(self, models: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = self._data.batch(rows)
+        return self._stepper.forward(models, x.unsqueeze(0))[0], y
+
+    def _prefers_one_by_one(self, template: nn.Module) -> bool:
+        if self.device.type == "cpu" and any(
+            isinstance(m, nn.modules.conv._ConvNd) for m in template.modules()
+        ):
+            return True
+        # Not every module can be vectorised (recurrent layers, branches on values): try two clients on one sample.
+        two = torch.stack([self.layout.flatten(template)] * 2).to(self.device)
+        x, _ = self._data.batch(torch.zeros((2, 1), dtype=torch.int64, device=self.device))
+        try:
+            with torch.no_grad():
+                self._stepper.forward(two, x)
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            warnings.warn(
+                f"this model cannot be vectorised over clients ({first_line}); they are trained one by one",
+                FederationWarning,
+                stacklevel=4,
+            )
+            return True
+        return False
+
+
+def _in_threads(work: Callable[[list[int]], None], chunks: Sequence[list[int]], threads: int) -> None:
+    """Work on chunks in threads of one core each; operations within a chunk then don't compete for cores."""
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(work, chunks):
+                pass
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,73 @@
+"""The oracle: one client after another, one batch after another, with plain PyTorch. Read this to know what is meant.
+
+The batched engine is tested against it. It is kept plain on purpose; don't make it fast.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from fedalign.losses import PerSampleLoss
+from fedalign.rules import Measure
+from fedalign.simulation.batchnorm import spare
+from fedalign.simulation.jobs import Data, EvalJob, Trained, TrainJob, batches_for
+from fedalign.simulation.layout import Layout
+
+
+class ReferenceEngine:
+    """A per-client loop."""
+
+    def __init__(self, template: nn.Module, loss: PerSampleLoss, data: Data) -> None:
+        self.device = data.device
+        self.layout = Layout(template)
+        self._module = spare(copy.deepcopy(template).to(data.device))
+        self._loss = loss
+        self._data = data
+
+    def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
+        """Measure, client by client."""
+        measures = []
+        for job in jobs:
+            self.layout.load(self._module, job.model)
+            self._module.eval()
+            x, y = self._data.batch(torch.as_tensor(self._data.rows(job.pool, job.rows), device=self.device))
+            with torch.no_grad():
+                outputs = self._module(x)
+                loss = self._loss(outputs, y).double().mean().item()
+            accuracy = (outputs.argmax(1) == y).double().mean().item() if self._data.has_classes else None
+            measures.append(Measure(loss, accuracy, len(y)))
+        return measures
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[Trained]:
+        """Train, client by client."""
+        return [self._train_one(job) for job in jobs]
+
+    def _train_one(self, job: TrainJob) -> Trained:
+        local, module = job.local, self._module
+        self.layout.load(module, job.model)
+        module.train()
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        start = [p.detach().clone() for p in parameters]
+        batches = batches_for([job], self._data)
+        optimizer = torch.optim.SGD(
+            parameters, lr=1.0, momentum=local.momentum, weight_decay=local.weight_decay
+        )
+        for step in range(job.steps):
+            rows = torch.as_tensor(batches.rows[0, step, : batches.counts[0, step]], device=self.device)
+            x, y = self._data.batch(rows)
+            optimizer.param_groups[0]["lr"] = batches.rates[0, step]
+            optimizer.zero_grad()
+            objective = self._loss(module(x), y).mean()
+            if local.mu:
+                distance = sum((p - p0).square().sum() for p, p0 in zip(parameters, start, strict=True))
+                objective = objective + local.mu / 2 * distance
+            objective.backward()  # type: ignore[no-untyped-call]
+            if local.clip is not None:
+                nn.utils.clip_grad_norm_(parameters, local.clip)
+            optimizer.step()
+        model = self.layout.flatten(module)
+        return Trained(model, bool(torch.isfinite(model).all()))
