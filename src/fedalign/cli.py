@@ -53,15 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_list)
 
     command = commands.add_parser("run", help="run an experiment")
-    command.add_argument(
-        "experiment", metavar="NAME|FILE.toml", help="an experiment's name, or a file of your own"
-    )
+    command.add_argument("experiment", metavar="NAME|FILE.toml", help="an experiment's name, or a file of your own")
     command.add_argument("--arms", metavar="A,B", help="which arms to compare")
     command.add_argument("--seeds", type=int, metavar="N", help="how many seeds, counted from 0")
     command.add_argument("--rounds", type=int, metavar="N", help="how many communication rounds")
-    command.add_argument(
-        "--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default: auto)"
-    )
+    command.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default: auto)")
     command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/NAME)")
     command.add_argument(
         "--set",
@@ -71,16 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         help="any setting, as local.lr=0.05; repeatable",
     )
     command.add_argument("--resume", action="store_true", help="go on with an interrupted run")
-    command.add_argument(
-        "--quiet", action="store_true", help="no progress and no table: only where the output is"
-    )
+    command.add_argument("--quiet", action="store_true", help="no progress and no table: only where the output is")
     command.set_defaults(command=_run)
 
     command = commands.add_parser("report", help="plots, table and page of finished runs")
     command.add_argument("folders", nargs="+", type=Path, metavar="DIR")
-    command.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to write (default: the run's own folder)"
-    )
+    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: the run's own folder)")
     command.set_defaults(command=_report)
 
     command = commands.add_parser("data", help="data sets: get them, check them")

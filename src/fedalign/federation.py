@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from fedalign.errors import FedalignError, FederationWarning
-from fedalign.randomness import Purpose, hashed, permutations
+from fedalign.randomness import Purpose, permutation
 from fedalign.roster import Roster
 from fedalign.rules import Split
 
@@ -134,9 +134,7 @@ class Federation:
             ("names", names),
         ):
             if given is not None and len(given) != len(train):
-                raise FedalignError(
-                    f"{len(given)} {what} for {len(train)} clients; there must be one per client"
-                )
+                raise FedalignError(f"{len(given)} {what} for {len(train)} clients; there must be one per client")
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         offset = 0
 
@@ -151,8 +149,7 @@ class Federation:
                     "all clients need the same"
                 )
             if parts and (
-                y.shape[1:] != parts[0][1].shape[1:]
-                or y.is_floating_point() != parts[0][1].is_floating_point()
+                y.shape[1:] != parts[0][1].shape[1:] or y.is_floating_point() != parts[0][1].is_floating_point()
             ):
                 raise FedalignError(
                     f"{what}: labels are {_kind(y)}, but the first client's are {_kind(parts[0][1])}; "
@@ -162,12 +159,8 @@ class Federation:
             offset += len(y)
             return np.arange(offset - len(y), offset, dtype=np.int64)
 
-        train_rows = [
-            add(arrays, f"client {name!r}, training data") for arrays, name in zip(train, names, strict=True)
-        ]
-        held_rows = [
-            add(a, f"client {n!r}, held-out data") for a, n in zip(heldout or [], names, strict=False)
-        ]
+        train_rows = [add(arrays, f"client {name!r}, training data") for arrays, name in zip(train, names, strict=True)]
+        held_rows = [add(a, f"client {n!r}, held-out data") for a, n in zip(heldout or [], names, strict=False)]
         test_rows = [add(a, f"client {n!r}, test data") for a, n in zip(test or [], names, strict=False)]
         if not parts:
             raise FedalignError("the federation has no clients")
@@ -217,9 +210,7 @@ class Federation:
             ("test parts", test_parts),
         ):
             if given is not None and len(given) != len(parts):
-                raise FedalignError(
-                    f"{len(given)} {what} for {len(parts)} clients; there must be one per client"
-                )
+                raise FedalignError(f"{len(given)} {what} for {len(parts)} clients; there must be one per client")
         clients = []
         labels = pool.y.numpy()
         for k, name in enumerate(names):
@@ -234,8 +225,8 @@ class Federation:
                     )
             else:
                 kept, held = _hold_out(rows, labels[rows], heldout_fraction, seed, k, name)
-            test = _rows(test_parts[k], len(labels), name) if test_parts is not None else _NO_ROWS
-            clients.append(Client(name, bool(priority[k]), kept, held, test))
+            tested = _rows(test_parts[k], len(labels), name) if test_parts is not None else _NO_ROWS
+            clients.append(Client(name, bool(priority[k]), kept, held, tested))
         return cls(pool, clients)
 
     @classmethod
@@ -260,9 +251,7 @@ class Federation:
         held = [c.heldout for c in clients if c.heldout is not None]
         if held and len(held) < len(clients):
             lacking = next(c.name for c in clients if c.heldout is None)
-            raise FedalignError(
-                f"folder {folder}: some clients have x_heldout, {lacking!r} has none; all or none must"
-            )
+            raise FedalignError(f"folder {folder}: some clients have x_heldout, {lacking!r} has none; all or none must")
         return cls.from_arrays(
             [c.train for c in clients],
             heldout=held or None,
@@ -303,7 +292,7 @@ def _hold_out(
     counts = np.floor(quota).astype(np.int64)
     by_remainder = np.argsort(counts - quota, kind="stable")
     counts[by_remainder[: total - counts.sum()]] += 1
-    order = permutations(hashed(seed, Purpose.SPLIT, client).reshape(1), np.array([len(rows)]))[0]
+    order = permutation(len(rows), seed, Purpose.SPLIT, client)
     taken = np.zeros(len(rows), bool)
     for group, count in enumerate(counts):
         taken[order[groups[order] == group][:count]] = True
@@ -327,9 +316,7 @@ def _tensors(arrays: Arrays, what: str) -> tuple[torch.Tensor, torch.Tensor]:
         x = x.float()
         if not torch.isfinite(x).all():
             row = int(torch.nonzero(~torch.isfinite(x.flatten(1) if x.dim() > 1 else x[:, None]).all(1))[0])
-            raise FedalignError(
-                f"{what}: the features of sample {row} hold NaN or infinity; clean the data first"
-            )
+            raise FedalignError(f"{what}: the features of sample {row} hold NaN or infinity; clean the data first")
     if y.is_floating_point():
         y = y.float()
         if not torch.isfinite(y).all():
@@ -343,7 +330,7 @@ def _tensors(arrays: Arrays, what: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _rows(part: npt.ArrayLike, size: int, name: str) -> Rows:
     rows = np.asarray(part, np.int64).reshape(-1)
-    if len(rows) and not (0 <= rows.min() and rows.max() < size):
+    if len(rows) and not (rows.min() >= 0 and rows.max() < size):
         raise FedalignError(f"client {name!r}: row {int(rows.max())} is outside the data's {size} samples")
     return rows
 

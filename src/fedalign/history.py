@@ -19,7 +19,11 @@ Decision = Literal["trained", "admitted", "declined", "refused", "lost", "absent
 
 @dataclass(frozen=True)
 class ClientRound:
-    """One client in one round. ``id`` is its number, ``weight`` its share of the aggregate; ``loss`` and ``accuracy`` are of the received model."""
+    """One client in one round.
+
+    ``id`` is its number, ``weight`` its share of the aggregate; ``loss`` and ``accuracy`` are its own measures of the
+    model it received.
+    """
 
     id: int
     name: str
@@ -34,8 +38,10 @@ class ClientRound:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round. ``global_*`` are F(w) and its accuracy for the model that was broadcast; ``test_*`` and ``train_loss``
-    (the priority clients' loss on their training data) are of the aggregate. ``skipped`` says why nothing was aggregated, if nothing was.
+    """One round.
+
+    ``global_*`` are F(w) and its accuracy for the model that was broadcast; ``test_*`` and ``train_loss`` (the priority
+    clients' loss on their training data) are of the aggregate. ``skipped`` says why nothing was aggregated, if so.
     """
 
     round: int

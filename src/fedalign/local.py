@@ -38,9 +38,7 @@ class LocalSGD:
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", as_schedule(self.lr, "lr"))
         if (self.epochs is None) == (self.steps is None):
-            raise FedalignError(
-                f"give epochs or steps, one of the two, not epochs={self.epochs}, steps={self.steps}"
-            )
+            raise FedalignError(f"give epochs or steps, one of the two, not epochs={self.epochs}, steps={self.steps}")
         for name in ("epochs", "steps", "batch_size"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

@@ -29,7 +29,7 @@ def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Module:
 
 
 def cnn(channels: int = 3, classes: int = 10) -> nn.Module:
-    """Build the paper's CNN for 32×32 images: two 5×5 convolutions, three linear layers, BatchNorm, Kaiming initialisation."""
+    """Build the paper's CNN for 32×32 images: two 5×5 convolutions, three linear layers, BatchNorm, Kaiming init."""
     model = nn.Sequential(
         nn.Conv2d(channels, 32, 5),
         nn.ReLU(),

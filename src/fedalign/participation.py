@@ -63,7 +63,7 @@ class Uniform(Participation):
 
 @dataclass(frozen=True)
 class Replacement(Participation):
-    """Theorem 2: ``draws`` draws from the priority clients with probabilities ``p_k``, with replacement; all free clients.
+    """Theorem 2: ``draws`` draws from the priority clients with probabilities ``p_k``; all free clients.
 
     A priority client drawn c times counts ``c/K`` in the aggregate, in place of its ``p_k``.
     """
@@ -141,9 +141,7 @@ def _read_trace(path: Path) -> dict[int, frozenset[str]]:
             reader = csv.reader(file)
             header = [cell.strip() for cell in next(reader, [])]
             if header != ["round", "client"]:
-                raise FedalignError(
-                    f"trace {path}: the first line must be 'round,client', not {','.join(header)!r}"
-                )
+                raise FedalignError(f"trace {path}: the first line must be 'round,client', not {','.join(header)!r}")
             rows: dict[int, set[str]] = {}
             for row in reader:
                 if not row:

@@ -20,7 +20,7 @@ from fedalign.history import RoundRecord, mean_or_none
 
 
 class ExperimentProgress:
-    """Shows rounds done, time left and, for each arm, accuracy, F(w) and admitted clients of the last round, over seeds."""
+    """Shows rounds done, time left and, for each arm, the last round's means over seeds."""
 
     def __init__(self, console: Console, arms: Sequence[str], seeds: int, rounds: int, start: int) -> None:
         self._bar = Progress(

@@ -207,11 +207,7 @@ def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tupl
         invited = sorted([*own, *free])
         answers = yield Train(tuple((model, k) for k in invited), round, broadcast, rule, plan.match_on)
         replies = dict(zip(invited, answers, strict=True))
-        own |= {
-            k: reply.own
-            for k, reply in replies.items()
-            if not isinstance(reply, Lost) and reply.own is not None
-        }
+        own |= {k: reply.own for k, reply in replies.items() if not isinstance(reply, Lost) and reply.own is not None}
         # The server's decision, then the mean over those it admits.
         admitted = [
             k
@@ -253,9 +249,7 @@ def _shares(roster: Roster, presence: Presence, admitted: Sequence[int]) -> dict
     """Give each admitted client its normalised weight: ``p_k``, or ``c_k/K`` for one drawn ``c_k`` times of ``K``."""
     draws = presence.draws
     total_draws = sum(draws.values()) if draws else 0
-    weights = {
-        k: draws[k] / total_draws if draws and roster.priority[k] else float(roster.p[k]) for k in admitted
-    }
+    weights = {k: draws[k] / total_draws if draws and roster.priority[k] else float(roster.p[k]) for k in admitted}
     total = math.fsum(weights.values())
     return {k: weight / total for k, weight in weights.items()}
 
@@ -278,9 +272,7 @@ def _decision(
             return "lost", "did not answer the evaluation"
         if warmup:
             return "absent", "warm-up: priority clients only"
-        return "absent", "not invited by the rule" if not plan.rule.invites_free else (
-            skipped or "not invited"
-        )
+        return "absent", "not invited by the rule" if not plan.rule.invites_free else (skipped or "not invited")
     if isinstance(reply, Lost):
         return "lost", reply.reason
     if isinstance(reply, Declined):
@@ -290,9 +282,7 @@ def _decision(
     return ("admitted", "") if included else ("refused", skipped or "")
 
 
-def _scores(
-    plan: Plan, jobs: list[Job]
-) -> Generator[Request, Any, tuple[float | None, float | None, float | None]]:
+def _scores(plan: Plan, jobs: list[Job]) -> Generator[Request, Any, tuple[float | None, float | None, float | None]]:
     """Give test accuracy, test loss and training loss of what the priority clients now have."""
 
     def measure(split: Split) -> Generator[Request, Any, tuple[float | None, float | None]]:

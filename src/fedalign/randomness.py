@@ -72,12 +72,14 @@ def permutations(keys: U64, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     words = (words & ~_INDEX_MASK) | index
     words[index >= lengths.astype(np.uint64)[:, None]] = np.uint64(0xFFFFFFFFFFFFFFFF)
     words.sort(axis=1)
-    return (words & _INDEX_MASK).astype(np.int64)
+    found: npt.NDArray[np.int64] = (words & _INDEX_MASK).astype(np.int64)
+    return found
 
 
 def permutation(length: int, *words: int) -> npt.NDArray[np.int64]:
     """Permute ``range(length)`` by the hash of ``words``."""
-    return permutations(hashed(*words).reshape(1), np.array([length]))[0]
+    row: npt.NDArray[np.int64] = permutations(hashed(*words).reshape(1), np.array([length]))[0]
+    return row
 
 
 def generator(*words: int) -> np.random.Generator:

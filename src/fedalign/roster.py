@@ -33,9 +33,7 @@ class Roster:
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise FedalignError(f"two clients are called {twice!r}; names must differ")
         if not any(self.priority):
-            raise FedalignError(
-                "no client is a priority client; the objective is theirs, so at least one is needed"
-            )
+            raise FedalignError("no client is a priority client; the objective is theirs, so at least one is needed")
         for name, samples in zip(self.names, self.samples, strict=True):
             if samples < 1:
                 raise FedalignError(f"client {name!r} has no training samples; leave it out or give it some")
@@ -47,4 +45,5 @@ class Roster:
     def p(self) -> npt.NDArray[np.float64]:
         """The clients' weights, which sum to 1 over the priority clients."""
         samples = np.asarray(self.samples, np.float64)
-        return samples / samples[np.asarray(self.priority, bool)].sum()
+        weights: npt.NDArray[np.float64] = samples / samples[np.asarray(self.priority, bool)].sum()
+        return weights

@@ -42,7 +42,7 @@ class Broadcast:
 
 
 class Rule(abc.ABC):
-    """A rule of inclusion for free clients. Subclass it, define :meth:`offers` and :meth:`admits`, and pass it to ``simulate``.
+    """A rule of inclusion for free clients. Subclass it and define :meth:`offers` and :meth:`admits`.
 
     Both must be functions of their arguments alone: the simulator calls ``admits`` before it trains a client, so as
     not to train one that will be refused. Priority clients are never asked; they always take part.
@@ -180,7 +180,5 @@ def _epsilon(broadcast: Broadcast) -> float:
 
 def _accuracies(own: Measure, broadcast: Broadcast) -> tuple[float, float]:
     if own.accuracy is None or broadcast.accuracy is None:
-        raise FedalignError(
-            "matching on accuracy needs a task with classes; this one has none: use on='loss'"
-        )
+        raise FedalignError("matching on accuracy needs a task with classes; this one has none: use on='loss'")
     return own.accuracy, broadcast.accuracy

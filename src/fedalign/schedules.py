@@ -64,9 +64,7 @@ class Cosine(Schedule):
 
     def at(self, t: int, total: int) -> float:
         """Interpolate."""
-        return (
-            self.end + (self.start - self.end) * (1 + math.cos(math.pi * _progress(t, self.over, total))) / 2
-        )
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * _progress(t, self.over, total))) / 2
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,7 @@ def read_folder(folder: Path, priority: Sequence[str] | None = None) -> list[Cli
         raise FedalignError(f"there is no folder {folder}")
     paths = sorted(folder.glob("*.npz"))
     if not paths:
-        raise FedalignError(
-            f"folder {folder} holds no .npz files; each client needs one, with arrays x and y"
-        )
+        raise FedalignError(f"folder {folder} holds no .npz files; each client needs one, with arrays x and y")
     names = {path.stem for path in paths}
     for name in priority or []:
         if name not in names:

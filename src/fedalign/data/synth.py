@@ -33,9 +33,9 @@ class Synth:
     beta: float = 1.0
     priority: int = 10  #: how many priority clients
     free: int = 10  #: how many free clients
-    samples: int = 500  #: a client's samples, held-out ones included; the smallest if sizes is "lognormal"
+    samples: int = 250  #: a client's samples, held-out ones included; the smallest if sizes is "lognormal"
     sizes: str = "equal"  #: "equal", or FedProx's "lognormal": samples + int(lognormal(4, 2))
-    test_samples: int = 500  #: a client's test samples
+    test_samples: int = 250  #: a client's test samples
     label_noise: float = 2.5
     label_skew: float = 1.5
     random_fraction: float = 1.0
@@ -120,8 +120,8 @@ class Synth:
         taken = draw.choice(len(pool_y), size, replace=size > len(pool_y))
         tested = [test for _, _, test in priority]
         test_x, test_y = (np.concatenate(parts) for parts in zip(*tested, strict=True))
-        test = draw.choice(len(test_y), self.test_samples, replace=False) if self.test_samples else []
-        return self._split(noisy(pool_x[taken], pool_y[taken]), noisy(test_x[test], test_y[test]))
+        tried = draw.choice(len(test_y), self.test_samples, replace=False) if len(test_y) else np.empty(0, np.int64)
+        return self._split(noisy(pool_x[taken], pool_y[taken]), noisy(test_x[tried], test_y[tried]))
 
     def _split(self, own: Samples, test: Samples) -> tuple[Samples, Samples, Samples]:
         """Hold the last part out. Samples are independent draws, so their order carries nothing."""

@@ -30,9 +30,7 @@ def settings_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(make, eval_str=True).parameters)
 
 
-def resolve(
-    section: str, table: Mapping[str, Any], kinds: Mapping[str, Callable[..., Any]]
-) -> dict[str, Any]:
+def resolve(section: str, table: Mapping[str, Any], kinds: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
     """Check a section with a ``kind``, and give it with all defaults filled in."""
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in kinds:

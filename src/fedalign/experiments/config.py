@@ -132,15 +132,11 @@ class Experiment:
     def specs(self) -> list[tuple[str, int, RunSpec]]:
         """Describe every run: arm, seed and specification. All arms of a seed share its federation."""
         federations = {seed: self._data.federation(seed) for seed in self.seeds}
-        return [
-            (arm, seed, self._spec(arm, seed, federations[seed])) for arm in self.arms for seed in self.seeds
-        ]
+        return [(arm, seed, self._spec(arm, seed, federations[seed])) for arm in self.arms for seed in self.seeds]
 
     def _spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
         warmup = self._arm(arm).get("warmup", self.settings["warmup"])
-        return RunSpec(
-            federation, self._rule(arm), self.rounds, warmup, self._local(arm), self._participation, seed
-        )
+        return RunSpec(federation, self._rule(arm), self.rounds, warmup, self._local(arm), self._participation, seed)
 
     def _arm(self, arm: str) -> dict[str, Any]:
         return dict(self.settings.get("arm", {}).get(arm, {}))
@@ -221,9 +217,7 @@ def _resolve(table: dict[str, Any]) -> dict[str, Any]:
     settings["data"] = resolve("data", table["data"], DATA)
     settings["model"] = resolve("model", table["model"], models.BY_NAME)
     settings["local"] = check("local", table["local"], LocalSGD)
-    settings["participation"] = resolve(
-        "participation", table.get("participation", {"kind": "full"}), PARTICIPATION
-    )
+    settings["participation"] = resolve("participation", table.get("participation", {"kind": "full"}), PARTICIPATION)
     own_arms = {name: _own_arm(name, own, ARMS) for name, own in table.get("arm", {}).items()}
     if own_arms:
         settings["arm"] = own_arms

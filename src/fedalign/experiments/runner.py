@@ -46,7 +46,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended: ``summary`` as written to ``summary.json``, every run's history, and the messages of diverged runs."""
+    """How it ended: ``summary`` as in ``summary.json``, every run's history, and the messages of diverged runs."""
 
     summary: dict[str, Any]
     histories: dict[str, dict[int, History]]
@@ -60,12 +60,8 @@ def prepare(experiment: Experiment, folder: Path, *, resume: bool = False, devic
     if resume:
         notes += _check_same(experiment, folder, chosen)
     elif (folder / "config.toml").exists():
-        held = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")).get(
-            "name", "an experiment"
-        )
-        raise FedalignError(
-            f"{folder} already holds a run of {held!r}; go on with --resume, or choose another --out"
-        )
+        held = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")).get("name", "an experiment")
+        raise FedalignError(f"{folder} already holds a run of {held!r}; go on with --resume, or choose another --out")
     elif folder.exists() and not folder.is_dir():
         raise FedalignError(f"{folder} is a file; --out must name a folder")
     runs = experiment.specs()
@@ -80,9 +76,7 @@ def prepare(experiment: Experiment, folder: Path, *, resume: bool = False, devic
         for i, ((_, _, spec), store) in enumerate(zip(runs, stores, strict=True))
         if store.diverged() is None and (spec.start < spec.rounds or not store.model.exists())
     ]
-    simulation = (
-        Simulation([runs[i][2] for i in live], experiment.model, device=str(chosen)) if live else None
-    )
+    simulation = Simulation([runs[i][2] for i in live], experiment.model, device=str(chosen)) if live else None
     return Prepared(experiment, folder, resume, runs, stores, points, chosen, simulation, live, notes)
 
 
@@ -152,18 +146,12 @@ def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> l
     except tomllib.TOMLDecodeError as error:
         raise FedalignError(f"{path} is damaged, so this run cannot be resumed: {error}") from error
     old, new = _flatten(stored), _flatten(_settings(experiment, device))
-    changed = sorted(
-        key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "device"
-    )
+    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "device")
     if changed:
         shown = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)
-        raise FedalignError(
-            f"{folder} was run with other settings, so it cannot be resumed with these: {shown}"
-        )
+        raise FedalignError(f"{folder} was run with other settings, so it cannot be resumed with these: {shown}")
     if old.get("device") != new.get("device"):
-        return [
-            f"the run began on {old.get('device')} and goes on on {new.get('device')}: the last bits may differ"
-        ]
+        return [f"the run began on {old.get('device')} and goes on on {new.get('device')}: the last bits may differ"]
     return []
 
 
@@ -177,9 +165,7 @@ def _common_points(stores: Sequence[RunStore]) -> tuple[list[Checkpoint | None],
             onward = f"going on from round {good[0].rounds}" if good else "starting this run again"
             notes += [f"{message}; {onward}" for message in said]
     counted = [
-        good[0].rounds if good else 0
-        for good, store in zip(usable, stores, strict=True)
-        if not store.diverged()
+        good[0].rounds if good else 0 for good, store in zip(usable, stores, strict=True) if not store.diverged()
     ]
     common = min(counted, default=0)
     points: list[Checkpoint | None] = []

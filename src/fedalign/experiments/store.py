@@ -22,7 +22,7 @@ from fedalign.history import History, RoundRecord
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run can go on: after ``rounds`` finished rounds, with ``state`` (flat weights), at ``offset`` of the log."""
+    """Where a run can go on: after ``rounds`` rounds, with ``state`` (flat weights), at ``offset`` of the log."""
 
     rounds: int
     offset: int

@@ -32,11 +32,7 @@ def read_run(folder: Path) -> RunFolder:
     """Read a finished run."""
     for name in ("config.toml", "summary.json"):
         if not (folder / name).is_file():
-            what = (
-                "is not a run's folder"
-                if name == "config.toml"
-                else "holds an unfinished run (go on with --resume)"
-            )
+            what = "is not a run's folder" if name == "config.toml" else "holds an unfinished run (go on with --resume)"
             raise FedalignError(f"{folder} {what}: there is no {name} in it")
     try:
         settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))

@@ -113,7 +113,7 @@ def _figure(height: float = 4.2) -> tuple[Figure, Any]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(_STYLE):  # type: ignore[arg-type]
         return plt.subplots(figsize=(7.2, height), layout="constrained")
 
 
@@ -126,7 +126,8 @@ def _table(runs: Mapping[int, History], name: str) -> npt.NDArray[np.float64]:
         there = [np.nan if v is None else float(v) for v in values]
         rows.append(there + [np.nan] * (longest - len(there)))
     table = np.array(rows, float).reshape(len(rows), longest)
-    return table[~np.isnan(table).all(axis=1)]
+    kept: npt.NDArray[np.float64] = table[~np.isnan(table).all(axis=1)]
+    return kept
 
 
 def _colour(arm: str, index: int) -> str:

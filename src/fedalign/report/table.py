@@ -46,9 +46,7 @@ def terminal_table(summary: dict[str, Any]) -> Table:
 
 def _best(arms: dict[str, Any]) -> str | None:
     arms = {arm: figures for arm, figures in arms.items() if arm != "local"}
-    by_accuracy = {
-        a: f["test_accuracy"]["mean"] for a, f in arms.items() if f["test_accuracy"]["mean"] is not None
-    }
+    by_accuracy = {a: f["test_accuracy"]["mean"] for a, f in arms.items() if f["test_accuracy"]["mean"] is not None}
     if by_accuracy:
         return max(by_accuracy, key=lambda arm: by_accuracy[arm])
     by_loss = {a: f["test_loss"]["mean"] for a, f in arms.items() if f["test_loss"]["mean"] is not None}

@@ -16,9 +16,9 @@ from fedalign.history import History
 from fedalign.local import LocalSGD
 from fedalign.losses import PerSampleLoss, cross_entropy
 from fedalign.participation import Full, Participation
-from fedalign.protocol import Plan, RoundDone, Split, alone, federated, warmup_rounds
+from fedalign.protocol import Plan, RoundDone, alone, federated, warmup_rounds
 from fedalign.randomness import Purpose, hashed
-from fedalign.rules import Align, PriorityOnly, Rule
+from fedalign.rules import Align, PriorityOnly, Rule, Split
 from fedalign.simulation.driver import Driver, LiveRun
 from fedalign.simulation.engine_batched import BatchedEngine
 from fedalign.simulation.engine_reference import ReferenceEngine
@@ -50,7 +50,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a run gives: ``model`` (a module; for `Alone` a list, one a client), ``history``, and ``error`` if it diverged."""
+    """What a run gives: ``model`` (a module; for `Alone` one per client), ``history``, and ``error`` if it diverged."""
 
     model: Any
     history: History
@@ -99,9 +99,7 @@ def simulate(
         if on_round is not None:
             on_round(done)
 
-    (result,) = simulate_many(
-        [spec], model, loss=loss, device=device, engine=engine, chunk=chunk, on_round=relay
-    )
+    (result,) = simulate_many([spec], model, loss=loss, device=device, engine=engine, chunk=chunk, on_round=relay)
     if result.error is not None:
         raise result.error
     return result
@@ -134,17 +132,12 @@ class Simulation:
         elif engine == "reference":
             self._engine = ReferenceEngine(self._template, loss, data)
         else:
-            raise FedalignError(
-                f"unknown engine {engine!r}; {nearest(str(engine), ['batched', 'reference'])}"
-            )
+            raise FedalignError(f"unknown engine {engine!r}; {nearest(str(engine), ['batched', 'reference'])}")
         self._runs = [
-            _live(spec, plan, model, self.layout, self.device)
-            for spec, plan in zip(specs, plans, strict=True)
+            _live(spec, plan, model, self.layout, self.device) for spec, plan in zip(specs, plans, strict=True)
         ]
 
-    def run(
-        self, on_round: Callable[[int, RoundDone], None] = lambda index, done: None
-    ) -> list[SimulationResult]:
+    def run(self, on_round: Callable[[int, RoundDone], None] = lambda index, done: None) -> list[SimulationResult]:
         """Drive all runs to their ends. ``on_round`` gets a run's index and its finished round."""
         Driver(self._engine, self._runs, on_round).drive()
         return [_result(run, self._template, self.layout) for run in self._runs]
@@ -198,9 +191,7 @@ def _plan(spec: RunSpec) -> Plan:
         )
     match_on: Split = rule.match_on or ("heldout" if fed.has_heldout else "train")
     if match_on == "heldout" and not fed.has_heldout:
-        raise FedalignError(
-            "match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0"
-        )
+        raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
     warmup = warmup_rounds(spec.warmup, spec.rounds)
     return Plan(fed.roster, rule, spec.rounds, warmup, spec.participation, spec.seed, match_on, fed.has_test)
 
@@ -261,7 +252,7 @@ def _check_labels(federation: Federation, classes: int) -> None:
     labels = federation.pool.y.numpy()
     for client in federation.clients:
         for split in ("train", "heldout", "test"):
-            rows = client.rows(split)  # type: ignore[arg-type]
+            rows = client.rows(split)
             if len(rows) and int(labels[rows].max()) >= classes:
                 raise FedalignError(
                     f"client {client.name!r} has label {int(labels[rows].max())} in its {split} data, "
@@ -269,9 +260,7 @@ def _check_labels(federation: Federation, classes: int) -> None:
                 )
 
 
-def _live(
-    spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: Layout, device: torch.device
-) -> LiveRun:
+def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: Layout, device: torch.device) -> LiveRun:
     if spec.state is not None:
         state = spec.state.to(device)
     else:

@@ -31,6 +31,12 @@ class _Replacement(nn.Module):
         self.eps, self.momentum, self.tracks = layer.eps, layer.momentum, layer.track_running_stats
         self.training = layer.training
 
+    weight: torch.Tensor | None
+    bias: torch.Tensor
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    num_batches_tracked: torch.Tensor
+
 
 class SparingBatchNorm(_Replacement):
     """``nn.BatchNorm*d`` that spares batches with one value per channel, for a single client."""
@@ -91,9 +97,7 @@ class MaskedBatchNorm(_Replacement):
         rate = self.momentum if self.momentum is not None else 1 / tracked.clamp(min=1).to(x.dtype)
         unbiased = var.detach() * (count / (count - 1).clamp(min=1))
         new = self.padding.statistics
-        new[f"{self.name}running_mean"] = torch.where(
-            enough, old_mean + rate * (mean.detach() - old_mean), old_mean
-        )
+        new[f"{self.name}running_mean"] = torch.where(enough, old_mean + rate * (mean.detach() - old_mean), old_mean)
         new[f"{self.name}running_var"] = torch.where(enough, old_var + rate * (unbiased - old_var), old_var)
         new[f"{self.name}num_batches_tracked"] = tracked
         return mean, var

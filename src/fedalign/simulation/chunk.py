@@ -14,7 +14,7 @@ from fedalign.simulation.sgd import Rate
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One local step of the clients that still have one: padded features and labels, and each sample's weight in its mean.
+    """One local step of the clients that still have one: padded features and labels, and each sample's weight.
 
     ``weights`` is None where no batch is padded: then every sample weighs ``1/count``.
     """

@@ -68,9 +68,7 @@ class Driver:
                     run.advance(None)
 
     def _evaluate(self, runs: Sequence[LiveRun]) -> None:
-        asked = [
-            (run, run.request.jobs, run.request.split) for run in runs if isinstance(run.request, Evaluate)
-        ]
+        asked = [(run, run.request.jobs, run.request.split) for run in runs if isinstance(run.request, Evaluate)]
         jobs = []
         for run, pairs, split in asked:
             for model, k in pairs:
@@ -116,9 +114,7 @@ class Driver:
                     replies.append(Declined(measure))
             run.advance(replies)
 
-    def _free_clients_measures(
-        self, asked: Sequence[tuple[LiveRun, Train]]
-    ) -> dict[tuple[int, int], Measure]:
+    def _free_clients_measures(self, asked: Sequence[tuple[LiveRun, Train]]) -> dict[tuple[int, int], Measure]:
         """Let every invited free client measure the model it received."""
         where, jobs = [], []
         for i, (run, request) in enumerate(asked):

@@ -41,9 +41,7 @@ class Stepper(Protocol):
 class BatchedEngine:
     """Trains clients side by side. ``chunk`` fixes how many (default: chosen from the model's and the batch's size)."""
 
-    def __init__(
-        self, template: nn.Module, loss: PerSampleLoss, data: Data, chunk: int | None = None
-    ) -> None:
+    def __init__(self, template: nn.Module, loss: PerSampleLoss, data: Data, chunk: int | None = None) -> None:
         self.device = data.device
         self.layout = Layout(template)
         self._loss, self._data, self._chunk = loss, data, chunk
@@ -83,9 +81,7 @@ class BatchedEngine:
         groups: dict[int, list[int]] = {}
         kinds: list[LocalSGD] = []
         for j, job in enumerate(jobs):
-            kind = next(
-                (i for i, local in enumerate(kinds) if local is job.local or local == job.local), len(kinds)
-            )
+            kind = next((i for i, local in enumerate(kinds) if local is job.local or local == job.local), len(kinds))
             if kind == len(kinds):
                 kinds.append(job.local)
             groups.setdefault(kind, []).append(j)
@@ -128,9 +124,7 @@ class BatchedEngine:
         by_model: dict[int, list[int]] = {}
         for j, job in enumerate(jobs):
             by_model.setdefault(id(job.model), []).append(j)
-        sized = sorted(
-            ((sum(len(jobs[j].rows) for j in m), m) for m in by_model.values()), key=lambda s: -s[0]
-        )
+        sized = sorted(((sum(len(jobs[j].rows) for j in m), m) for m in by_model.values()), key=lambda s: -s[0])
         limit = max(1, _EVAL_BYTES // (4 * self._data.features))
         group: list[list[int]] = []
         widest = 0
@@ -154,7 +148,7 @@ class BatchedEngine:
         limit = max(1, _EVAL_BYTES // (4 * self._data.features))
         if len(group) == 1:
             rows = torch.from_numpy(per_model[0]).to(self.device)
-            parts = [self._forward_rows(models, part) for part in rows.split(limit)]
+            parts = [self._forward_rows(models, part) for part in torch.split(rows, limit)]
             return torch.cat([outputs for outputs, _ in parts]), torch.cat([y for _, y in parts]), lengths
         widest = max(len(rows) for rows in per_model)
         padded = np.zeros((len(group), widest), np.int64)
@@ -173,9 +167,7 @@ class BatchedEngine:
         return self._stepper.forward(models, x.unsqueeze(0))[0], y
 
     def _prefers_one_by_one(self, template: nn.Module) -> bool:
-        if self.device.type == "cpu" and any(
-            isinstance(m, nn.modules.conv._ConvNd) for m in template.modules()
-        ):
+        if self.device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in template.modules()):
             return True
         # Not every module can be vectorised (recurrent layers, branches on values): try two clients on one sample.
         two = torch.stack([self.layout.flatten(template)] * 2).to(self.device)

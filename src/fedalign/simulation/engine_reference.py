@@ -53,9 +53,7 @@ class ReferenceEngine:
         parameters = [p for p in module.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         batches = batches_for([job], self._data)
-        optimizer = torch.optim.SGD(
-            parameters, lr=1.0, momentum=local.momentum, weight_decay=local.weight_decay
-        )
+        optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=local.momentum, weight_decay=local.weight_decay)
         for step in range(job.steps):
             rows = torch.as_tensor(batches.rows[0, step, : batches.counts[0, step]], device=self.device)
             x, y = self._data.batch(rows)

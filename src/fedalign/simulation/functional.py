@@ -39,10 +39,13 @@ class FunctionalStepper:
         """Compute outputs of stacked models on stacked samples."""
         self._module.eval()
         if len(models) == 1:
-            return functional_call(self._module, self._layout.unflatten(models[0]), (x[0],)).unsqueeze(0)
-        return vmap(lambda t, rows: functional_call(self._module, t, (rows,)))(
-            self._layout.unflatten(models), x
-        )
+            return self._call(self._layout.unflatten(models[0]), x[0]).unsqueeze(0)
+        stacked: torch.Tensor = vmap(self._call)(self._layout.unflatten(models), x)
+        return stacked
+
+    def _call(self, tensors: Tensors, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = functional_call(self._module, tensors, (x,))
+        return outputs
 
     def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
         """Do every job's local work, from the stacked flat ``models``; give the stacked results."""
@@ -59,9 +62,7 @@ class FunctionalStepper:
             parameters = {name: active.pop(name) for name in trainable}
             weights = step.weights
             if weights is None:
-                weights = torch.full(
-                    (n, step.count), 1 / step.count, dtype=self._layout.dtype, device=step.x.device
-                )
+                weights = torch.full((n, step.count), 1 / step.count, dtype=self._layout.dtype, device=step.x.device)
             gradients, statistics = self._gradient(parameters, active, step.x, step.y, weights)
             sgd.step([gradients[name] for name in trainable], step.rate)
             for name, new in statistics.items():
@@ -73,7 +74,7 @@ class FunctionalStepper:
     ) -> tuple[torch.Tensor, Tensors]:
         self._padding.real = (weights > 0).to(weights.dtype)
         self._padding.statistics = {}
-        outputs = functional_call(self._module, parameters | rest, (x,))
+        outputs = self._call(parameters | rest, x)
         return (self._loss(outputs, y) * weights).sum(), self._padding.statistics
 
     def _train_one(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:

@@ -90,9 +90,7 @@ class Data:
             self.y = self.y.to(dtype)
         self.has_classes = distinct[0].has_classes
         self.device, self._dtype = device, dtype
-        mean, std = (
-            torch.as_tensor(v, dtype=dtype, device=device) for v in (distinct[0].mean, distinct[0].std)
-        )
+        mean, std = (torch.as_tensor(v, dtype=dtype, device=device) for v in (distinct[0].mean, distinct[0].std))
         trailing = (1,) * max(0, self.x.dim() - 2)
         self._mean, self._std = (t.reshape(-1, *trailing) if t.dim() else t for t in (mean, std))
         self._plain = not (mean.any() or (std != 1).any())
@@ -123,7 +121,7 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """The batches of several jobs: ``rows[j, s, :counts[j, s]]`` are job j's samples in step s, at rate ``rates[j, s]``."""
+    """Batches of several jobs: ``rows[j, s, :counts[j, s]]`` are job j's samples in step s, at ``rates[j, s]``."""
 
     rows: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
@@ -149,9 +147,7 @@ def batches_for(jobs: Sequence[TrainJob], data: Data) -> Batches:
     else:
         who = np.array([(job.seed, job.round, job.client) for job in jobs], np.int64)
         keys = hashed(who[:, 0:1], Purpose.BATCHES, who[:, 1:2], who[:, 2:3], np.arange(epochs)[None, :])
-        shuffled = permutations(keys.reshape(-1), np.repeat(lengths, epochs)).reshape(
-            len(jobs), epochs, longest
-        )
+        shuffled = permutations(keys.reshape(-1), np.repeat(lengths, epochs)).reshape(len(jobs), epochs, longest)
         order = np.zeros((len(jobs), epochs, width), np.int64)
         # Behind a row's length a permutation is undefined; what lies there is cut off by the counts.
         np.minimum(shuffled, lengths[:, None, None] - 1, out=shuffled)

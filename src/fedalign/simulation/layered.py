@@ -37,9 +37,7 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
             return None
     parameters = list(module.parameters())
     owned = [p for layer in layers for p in layer.parameters(recurse=False)]
-    simple = len(owned) == len(parameters) == len({id(p) for p in owned}) and all(
-        p.requires_grad for p in parameters
-    )
+    simple = len(owned) == len(parameters) == len({id(p) for p in owned}) and all(p.requires_grad for p in parameters)
     framed = bool(layers) and isinstance(layers[0], nn.Linear) and isinstance(layers[-1], nn.Linear)
     return layers if simple and framed and not list(module.buffers()) else None
 
@@ -87,9 +85,7 @@ class LayeredStepper:
             if isinstance(layer, nn.Linear)
         ]
 
-    def _forward(
-        self, weights: Sequence[Weights], x: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def _forward(self, weights: Sequence[Weights], x: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Give every layer's input (clients × samples × features) and the scores (clients × classes × samples).
 
         With the classes before the samples, softmax runs along whole vectors: ten times faster for ten classes.
@@ -118,8 +114,8 @@ class LayeredStepper:
         else:
             leaf = scores.detach().requires_grad_()
             with torch.enable_grad():
-                losses = self._loss(leaf.transpose(1, 2).flatten(0, 1), step.y.flatten(0, 1))
-            (delta,) = torch.autograd.grad(losses.sum(), leaf)
+                total = self._loss(leaf.transpose(1, 2).flatten(0, 1), step.y.flatten(0, 1)).sum()
+            (delta,) = torch.autograd.grad(total, leaf)
         return delta.mul_(1 / step.count) if step.weights is None else delta.mul_(step.weights.unsqueeze(1))
 
     def _backward(
@@ -129,7 +125,7 @@ class LayeredStepper:
         delta: torch.Tensor,
         move: float | None,
     ) -> list[torch.Tensor]:
-        """Walk back through the layers. With ``move``, add ``move·gradient`` to the weights at once; else give gradients."""
+        """Walk back through the layers: add ``move·gradient`` to the weights at once, or give the gradients."""
         gradients: list[torch.Tensor] = []
         linear = len(weights)
         delta = delta.transpose(1, 2)  # clients × samples × features from here on
@@ -140,9 +136,7 @@ class LayeredStepper:
                 if isinstance(layer, nn.ReLU):
                     delta = delta.mul_(after > 0)
                 else:
-                    delta = delta.mul_(
-                        1 - after.square() if isinstance(layer, nn.Tanh) else after * (1 - after)
-                    )
+                    delta = delta.mul_(1 - after.square() if isinstance(layer, nn.Tanh) else after * (1 - after))
                 continue
             linear -= 1
             w, b = weights[linear]

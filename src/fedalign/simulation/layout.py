@@ -28,16 +28,12 @@ class Layout:
         trainable = {name: p for name, p in parameters.items() if p.requires_grad}
         if not trainable:
             raise FedalignError("the model has no trainable parameters")
-        rest = {name: p for name, p in parameters.items() if not p.requires_grad} | dict(
-            module.named_buffers()
-        )
+        rest = {name: p for name, p in parameters.items() if not p.requires_grad} | dict(module.named_buffers())
         tensors = trainable | rest
         self.dtype = next(iter(trainable.values())).dtype
         mixed = [name for name, t in tensors.items() if t.is_floating_point() and t.dtype != self.dtype]
         if mixed:
-            raise FedalignError(
-                f"the model mixes types: {mixed[0]} is {tensors[mixed[0]].dtype}, others {self.dtype}"
-            )
+            raise FedalignError(f"the model mixes types: {mixed[0]} is {tensors[mixed[0]].dtype}, others {self.dtype}")
         self.names = tuple(tensors)
         self.shapes = tuple(tuple(t.shape) for t in tensors.values())
         self.types = tuple(t.dtype for t in tensors.values())
@@ -53,7 +49,7 @@ class Layout:
     def pieces(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.dtype]]:
         """Give views of a flat vector, or of a stack of them (clients first), tensor by tensor."""
         lead = flat.shape[:-1]
-        split = torch.split(flat, self.sizes, dim=-1)
+        split = torch.split(flat, list(self.sizes), dim=-1)
         for name, piece, shape, dtype in zip(self.names, split, self.shapes, self.types, strict=True):
             yield name, piece.reshape(lead + shape), dtype
 

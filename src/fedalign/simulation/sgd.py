@@ -40,8 +40,7 @@ class StackedSGD:
                 g.add_(p, alpha=local.weight_decay)
         if local.momentum:
             gradients = [
-                v[:active].mul_(local.momentum).add_(g)
-                for v, g in zip(self._velocity, gradients, strict=True)
+                v[:active].mul_(local.momentum).add_(g) for v, g in zip(self._velocity, gradients, strict=True)
             ]
         for p, g in zip(parameters, gradients, strict=True):
             if isinstance(rate, float):

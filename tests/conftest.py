@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+import fedalign as fa
+
+settings.register_profile("fedalign", deadline=None, derandomize=True, max_examples=25)
+settings.load_profile("fedalign")
+
+
+def blobs(n: int, seed: int, *, shift: float = 0.0, features: int = 6, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of a shared linear task; ``shift`` rotates the labels of that share of the samples."""
+    draw = np.random.default_rng(seed)
+    W = np.random.default_rng(999).normal(size=(features, classes))
+    x = draw.normal(size=(n, features)).astype(np.float32)
+    y = (x @ W).argmax(1)
+    wrong = draw.random(n) < shift
+    return x, np.where(wrong, (y + 1) % classes, y)
+
+
+def federation(
+    sizes: Sequence[int] = (40, 25, 60, 33, 18),
+    priority: Sequence[bool] = (True, True, False, False, False),
+    shifts: Sequence[float] = (0.15, 0.15, 0, 0.5, 1.0),
+    **options: object,
+) -> fa.Federation:
+    train = [blobs(n, 10 + k, shift=s) for k, (n, s) in enumerate(zip(sizes, shifts, strict=True))]
+    test = [blobs(50, 50 + k, shift=s) for k, s in enumerate(shifts)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fa.FederationWarning)
+        return fa.Federation.from_arrays(train, test=test, priority=priority, **options)  # type: ignore[arg-type]
+
+
+def linear() -> torch.nn.Module:
+    return torch.nn.Linear(6, 4)
+
+
+def flat(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([t.detach().double().reshape(-1) for t in module.state_dict().values()])
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    """Run every test in an empty folder, so that nothing is written into the checkout."""
+    monkeypatch.chdir(tmp_path)

@@ -1,0 +1,253 @@
+"""The batched engine against the reference, on random federations and all kinds of models and local work."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs, federation, flat, linear
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import fedalign as fa
+from fedalign import models
+from fedalign.simulation.layered import chain
+
+
+def images(n, seed):
+    draw = np.random.default_rng(seed)
+    y = draw.integers(0, 4, n)
+    x = draw.normal(size=(n, 1, 8, 8)).astype(np.float32) + y[:, None, None, None]
+    return x, y
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 4, bias=False))
+
+
+def normalised():
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4))
+
+
+def layer_norm():
+    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.GELU(), nn.Linear(5, 4))
+
+
+def small_cnn():
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(27, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Linear(6, 4),
+    )
+
+
+class Residual(nn.Module):
+    """Not a chain of layers, and with a frozen part."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 6), nn.Linear(6, 4)
+        self.scale = nn.Parameter(torch.tensor(0.5), requires_grad=False)
+
+    def forward(self, x):
+        return self.out(x + self.scale * self.inner(x).sigmoid())
+
+
+locals_ = st.builds(
+    fa.LocalSGD,
+    lr=st.sampled_from([0.05, 0.2, fa.Linear(0.2, 0.05), fa.InverseTime(mu=1.0, gamma=20.0)]),
+    epochs=st.integers(1, 3),
+    batch_size=st.sampled_from([None, 1, 4, 7, 50]),
+    momentum=st.sampled_from([0.0, 0.7]),
+    weight_decay=st.sampled_from([0.0, 0.01]),
+    clip=st.sampled_from([None, 0.3]),
+    mu=st.sampled_from([0.0, 0.5]),
+)
+sizes = st.lists(st.integers(1, 30), min_size=2, max_size=6)
+
+
+def make(sizes, data, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fa.FederationWarning)
+        arrays = [data(n, 3 + k) for k, n in enumerate(sizes)]
+        flags = [k % 2 == 0 for k in range(len(sizes))]
+        return fa.Federation.from_arrays(arrays, test=arrays, priority=flags, **options)
+
+
+def compare(fed, model, local, rounds=2, rule=None, **options):
+    both = [
+        fa.simulate(fed, model, rule or fa.Everyone(), rounds, 0, local, device="cpu", engine=engine, **options)
+        for engine in ("reference", "batched")
+    ]
+    difference = (flat(both[0].model) - flat(both[1].model)).abs().max().item()
+    assert difference < 1e-5
+    for a, b in zip(both[0].history.rounds, both[1].history.rounds, strict=True):
+        assert a.global_loss == pytest.approx(b.global_loss, abs=1e-5)
+        assert a.test_loss == pytest.approx(b.test_loss, abs=1e-5)
+
+
+@given(sizes=sizes, local=locals_)
+def test_logistic(sizes, local):
+    compare(make(sizes, blobs), linear, local)
+
+
+@given(sizes=sizes, local=locals_)
+def test_network(sizes, local):
+    compare(make(sizes, blobs), network, local)
+
+
+@given(sizes=sizes, local=locals_)
+def test_batchnorm(sizes, local):
+    compare(make(sizes, blobs), normalised, local)
+
+
+@given(sizes=sizes, local=locals_)
+def test_any_module(sizes, local):
+    compare(make(sizes, blobs), Residual, local)
+    compare(make(sizes, blobs), layer_norm, local, rounds=1)
+
+
+@given(sizes=st.lists(st.integers(1, 12), min_size=2, max_size=4), local=locals_)
+def test_cnn_one_client_a_thread(sizes, local):
+    compare(make(sizes, images), small_cnn, local, rounds=1)
+
+
+@given(sizes=st.lists(st.integers(1, 12), min_size=2, max_size=4), local=locals_)
+def test_cnn_stacked(sizes, local):
+    """As on a GPU, where convolutions are stacked too."""
+    compare(make(sizes, images), small_cnn, local, rounds=1, chunk=3)
+
+
+def test_the_papers_cnn():
+    draw = np.random.default_rng(0)
+
+    def pictures(n, seed):
+        return draw.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8), draw.integers(0, 10, n)
+
+    fed = make([11, 7, 6], pictures, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.3))
+    assert fed.pool.x.dtype == torch.uint8
+    compare(fed, models.cnn, fa.LocalSGD(lr=0.01, epochs=1, batch_size=5), rounds=1)
+    compare(fed, models.cnn, fa.LocalSGD(lr=0.01, epochs=1, batch_size=5), rounds=1, chunk=3)
+
+
+@given(sizes=sizes, steps=st.integers(1, 9))
+def test_steps_in_place_of_epochs(sizes, steps):
+    compare(make(sizes, blobs), linear, fa.LocalSGD(lr=0.1, steps=steps, batch_size=4))
+
+
+@pytest.mark.parametrize("model", [lambda: nn.Linear(6, 1), normalised])
+def test_regression(model):
+    def target(n, seed):
+        x, y = blobs(n, seed)
+        return x, np.stack([x[:, 0] + 0.1 * y] * (1 if model is not normalised else 4), 1).astype(np.float32)
+
+    fed = make([20, 9, 14], target)
+    compare(fed, model, fa.LocalSGD(lr=0.05, epochs=2, batch_size=5), loss=fa.squared_error)
+    result = fa.simulate(fed, model, rounds=1, local=fa.LocalSGD(lr=0.05, epochs=1), loss=fa.squared_error)
+    assert result.history[0].global_accuracy is None
+    with pytest.raises(fa.FedalignError, match="matching on accuracy"):
+        fa.simulate(fed, model, fa.Align(0.1, on="accuracy"), loss=fa.squared_error)
+    with pytest.raises(fa.FedalignError, match="squared_error"):
+        fa.simulate(fed, model)
+
+
+def test_a_users_loss():
+    def focal(outputs, y):
+        logp = torch.log_softmax(outputs, 1).gather(1, y[:, None]).squeeze(1)
+        return -((1 - logp.exp()) ** 2) * logp
+
+    fed = make([20, 9, 14], blobs)
+    for model in (linear, normalised):
+        compare(fed, model, fa.LocalSGD(lr=0.2, epochs=2, batch_size=5), loss=focal)
+
+
+def test_uint8_is_scaled_on_the_fly():
+    def raw(n, seed):
+        x, y = blobs(n, seed)
+        return ((x - x.min()) * 30).clip(0, 255).astype(np.uint8), y
+
+    def scaled(n, seed):
+        x, y = raw(n, seed)
+        return (x.astype(np.float32) / 255 - 0.2) / 0.5, y
+
+    whole = make([20, 9, 14], raw, mean=0.2, std=0.5)
+    local = fa.LocalSGD(lr=0.2, epochs=2, batch_size=5)
+    first = fa.simulate(whole, linear, fa.Everyone(), 3, 0, local)
+    second = fa.simulate(make([20, 9, 14], scaled), linear, fa.Everyone(), 3, 0, local)
+    assert torch.allclose(flat(first.model), flat(second.model), atol=1e-6)
+    assert whole.pool.x.dtype == torch.uint8
+
+
+def test_runs_together_equal_runs_apart():
+    specs = [
+        fa.RunSpec(federation(seed=s), rule, 8, 0.25, fa.LocalSGD(lr=lr, epochs=2, batch_size=10), part, seed=s)
+        for s in (0, 1)
+        for rule, lr, part in [
+            (fa.PriorityOnly(), 0.1, fa.Full()),
+            (fa.Align(0.3), 0.1, fa.Uniform(0.6)),
+            (fa.Everyone(), 0.2, fa.Bernoulli(0.5)),
+            (fa.Alone(), 0.1, fa.Full()),
+        ]
+    ]
+    together = fa.simulate_many(specs, linear, device="cpu")
+    for spec, joint in zip(specs, together, strict=True):
+        (apart,) = fa.simulate_many([spec], linear, device="cpu", engine="reference")
+        pairs = zip(joint.model, apart.model, strict=True) if isinstance(spec.rule, fa.Alone) else [(joint.model, apart.model)]
+        for a, b in pairs:
+            assert torch.allclose(flat(a), flat(b), atol=1e-5)
+        for r, s in zip(joint.history.rounds, apart.history.rounds, strict=True):
+            assert [c.decision for c in r.clients] == [c.decision for c in s.clients]
+
+
+def test_models_that_cannot_be_vectorised_are_trained_one_by_one():
+    class Branching(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > -1e9 else x[:, :4]
+
+    fed = make([20, 9], blobs)
+    with pytest.warns(fa.FederationWarning, match="cannot be vectorised"):
+        batched = fa.simulate(fed, lambda: Branching(6, 4), fa.Everyone(), 2, 0)
+    reference = fa.simulate(fed, lambda: Branching(6, 4), fa.Everyone(), 2, 0, engine="reference")
+    assert torch.allclose(flat(batched.model), flat(reference.model), atol=1e-5)
+
+
+def test_which_models_are_written_out():
+    assert chain(models.mlp(784, [200, 200], 47)) is not None
+    assert chain(models.logistic(60, 10)) is not None
+    assert chain(nn.Linear(3, 2)) is not None
+    tied = nn.Linear(4, 4)
+    for other in (models.cnn(), normalised(), Residual(), nn.Sequential(tied, tied), nn.Sequential(nn.Linear(2, 2), nn.ReLU())):
+        assert chain(other) is None
+
+
+def test_one_value_per_channel_uses_running_statistics():
+    """A client with a single sample and BatchNorm trains, and leaves the running statistics alone."""
+    with pytest.warns(fa.FederationWarning, match="one sample"):
+        fed = fa.Federation.from_arrays([blobs(1, 0), blobs(8, 1)], priority=[True, False])
+    result = fa.simulate(fed, normalised, fa.PriorityOnly(), 2, 0, fa.LocalSGD(lr=0.1, epochs=2))
+    layer = result.model[1]
+    assert torch.equal(layer.running_mean, torch.zeros(5))
+    assert int(layer.num_batches_tracked) == 0
+    assert not torch.equal(layer.bias, torch.zeros(5))
+
+
+def test_dropout_is_refused():
+    with pytest.raises(fa.FedalignError, match="Dropout"):
+        fa.simulate(federation(), lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout()))
+
+
+def test_a_module_gives_the_start_and_is_left_alone():
+    start = linear()
+    before = flat(start)
+    result = fa.simulate(federation(), start, rounds=2, warmup=0)
+    assert torch.equal(flat(start), before)
+    assert not torch.equal(flat(result.model), before)
