@@ -14,7 +14,9 @@ settings.register_profile("fedalign", deadline=None, derandomize=True, max_examp
 settings.load_profile("fedalign")
 
 
-def blobs(n: int, seed: int, *, shift: float = 0.0, features: int = 6, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+def blobs(
+    n: int, seed: int, *, shift: float = 0.0, features: int = 6, classes: int = 4
+) -> tuple[np.ndarray, np.ndarray]:
     """Samples of a shared linear task; ``shift`` rotates the labels of that share of the samples."""
     draw = np.random.default_rng(seed)
     W = np.random.default_rng(999).normal(size=(features, classes))

@@ -201,7 +201,11 @@ def test_runs_together_equal_runs_apart():
     together = fa.simulate_many(specs, linear, device="cpu")
     for spec, joint in zip(specs, together, strict=True):
         (apart,) = fa.simulate_many([spec], linear, device="cpu", engine="reference")
-        pairs = zip(joint.model, apart.model, strict=True) if isinstance(spec.rule, fa.Alone) else [(joint.model, apart.model)]
+        pairs = (
+            zip(joint.model, apart.model, strict=True)
+            if isinstance(spec.rule, fa.Alone)
+            else [(joint.model, apart.model)]
+        )
         for a, b in pairs:
             assert torch.allclose(flat(a), flat(b), atol=1e-5)
         for r, s in zip(joint.history.rounds, apart.history.rounds, strict=True):
@@ -225,7 +229,13 @@ def test_which_models_are_written_out():
     assert chain(models.logistic(60, 10)) is not None
     assert chain(nn.Linear(3, 2)) is not None
     tied = nn.Linear(4, 4)
-    for other in (models.cnn(), normalised(), Residual(), nn.Sequential(tied, tied), nn.Sequential(nn.Linear(2, 2), nn.ReLU())):
+    for other in (
+        models.cnn(),
+        normalised(),
+        Residual(),
+        nn.Sequential(tied, tied),
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU()),
+    ):
         assert chain(other) is None
 
 

@@ -34,7 +34,9 @@ def test_epsilon_zero_is_fedavg_on_priority_bit_for_bit(engine):
 
 def test_epsilon_zero_is_fedavg_on_priority_also_when_runs_share_batches():
     fed = federation()
-    specs = [fa.RunSpec(fed, rule, 12, 0.1, LOCAL, seed=3) for rule in (fa.Everyone(), fa.Align(0.0), fa.PriorityOnly())]
+    specs = [
+        fa.RunSpec(fed, rule, 12, 0.1, LOCAL, seed=3) for rule in (fa.Everyone(), fa.Align(0.0), fa.PriorityOnly())
+    ]
     _, aligned, alone = fa.simulate_many(specs, linear, device="cpu")
     assert torch.equal(flat(aligned.model), flat(alone.model))
 
@@ -145,5 +147,7 @@ def test_a_users_rule_needs_two_methods():
 def test_to_frame_has_rounds_times_clients():
     frame = run(federation(), fa.Align(0.3), rounds=4).history.to_frame()
     assert len(frame) == 4 * 5
-    assert {"round", "epsilon", "global_loss", "test_accuracy", "id", "priority", "loss", "decision", "weight"} <= set(frame)
+    assert {"round", "epsilon", "global_loss", "test_accuracy", "id", "priority", "loss", "decision", "weight"} <= set(
+        frame
+    )
     assert frame.groupby("round")["weight"].sum().tolist() == pytest.approx([1.0] * 4)

@@ -126,7 +126,9 @@ def test_theorem_2_multiset():
     for seed in range(20):
         presence = draws.draw(0, ROSTER, seed)
         assert presence.draws is not None
-        result, _ = play(federated(plan(Align(0.3), participation=draws, seed=seed), 0.0), losses={**LOSS, 0: 1.25, 1: 1.25})
+        result, _ = play(
+            federated(plan(Align(0.3), participation=draws, seed=seed), 0.0), losses={**LOSS, 0: 1.25, 1: 1.25}
+        )
         priority = sum(c / 3 * TRAINED[k] for k, c in presence.draws.items())
         free = [k for k in (2, 3, 4) if decisions(result.history[0])[k] == "admitted"]
         total = 1 + sum(float(ROSTER.p[k]) for k in free)
@@ -218,8 +220,13 @@ def test_warmup_forms():
 def test_the_protocol_imports_no_training_code():
     code = "import sys, fedalign.protocol; print([m for m in sys.modules if m.startswith(('torch', 'flwr'))])"
     # The package's front door imports torch, so the module is loaded without it.
-    code = "import sys, types; p = types.ModuleType('fedalign'); p.__path__ = [sys.argv[1]]; sys.modules['fedalign'] = p;" + code
+    code = (
+        "import sys, types; p = types.ModuleType('fedalign'); p.__path__ = [sys.argv[1]]; sys.modules['fedalign'] = p;"
+        + code
+    )
     import fedalign
 
-    done = subprocess.run([sys.executable, "-c", code, fedalign.__path__[0]], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, fedalign.__path__[0]], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -65,5 +65,7 @@ def _read(path: Path, priority: Sequence[str] | None) -> ClientFile:
         raise FedalignError(
             f"{path} doesn't say whether it is a priority client: add an array 'priority', or name them"
         )
+    if priority is None and arrays["priority"].size != 1:
+        raise FedalignError(f"{path}: the array 'priority' must be a single true or false")
     is_priority = path.stem in priority if priority is not None else bool(arrays["priority"].item())
     return ClientFile(path.stem, is_priority, train, pair("_heldout"), pair("_test"))

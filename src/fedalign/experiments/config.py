@@ -86,6 +86,7 @@ class ArmSettings:
     match: str | None = None
     match_on: str | None = None
     warmup: int | float | None = None
+    lr: int | float | Schedule | None = None
     mu: float | None = None
 
 
@@ -142,10 +143,8 @@ class Experiment:
         return dict(self.settings.get("arm", {}).get(arm, {}))
 
     def _local(self, arm: str) -> LocalSGD:
-        settings = dict(self.settings["local"])
-        if "mu" in self._arm(arm):
-            settings["mu"] = self._arm(arm)["mu"]
-        return LocalSGD(**settings)
+        own = {key: value for key, value in self._arm(arm).items() if key in ("lr", "mu")}
+        return LocalSGD(**{**self.settings["local"], **own})
 
     def _rule(self, arm: str) -> Rule | Alone:
         own = self._arm(arm)
