@@ -189,7 +189,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     assert figures[0] == figures[1]
 
 
-class Interrupted(Exception):
+class BrokenOffError(Exception):
     pass
 
 
@@ -200,7 +200,7 @@ def stop_after(monkeypatch, arm, seed, rounds):
     def append(self, record, state):
         original(self, record, state)
         if self.folder.parts[-2:] == (arm, f"seed-{seed}") and record.round + 1 == rounds:
-            raise Interrupted
+            raise BrokenOffError
 
     monkeypatch.setattr(RunStore, "append", append)
     return original
@@ -209,7 +209,7 @@ def stop_after(monkeypatch, arm, seed, rounds):
 def break_off(small, out, monkeypatch, arm="all", rounds=6):
     with monkeypatch.context() as patch:
         stop_after(patch, arm, 0, rounds)
-        with pytest.raises(Interrupted):
+        with pytest.raises(BrokenOffError):
             run(small, "--out", out)
 
 
