@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import blobs
 
 from fedalign import cli
+from fedalign.experiments.store import RunStore
 
 BASE = """
 rounds = 3
@@ -79,7 +84,7 @@ def test_report(tmp_path, capsys):
     assert cli.main(["report", "a"]) == 0
     assert Path("a/report.html").exists()
     assert cli.main(["report", "a", "b"]) == 0
-    assert Path("report/b-accuracy.png").exists()
+    assert Path("report/2-b-accuracy.png").exists()
     assert "<img" in Path("report/report.html").read_text()
     assert "report/report.html" in capsys.readouterr().out
     assert "is not a run's folder" in refused(capsys, "report", "nowhere")
@@ -111,7 +116,17 @@ def test_unknown_experiment(capsys):
         ("data", 'free = "ten"', "data.free must be a whole number, not 'ten'"),
         ("data", "priority = 0", "data.priority must be at least 1"),
         ("data", "heldout_fraction = 1.0", "heldout_fraction must be in [0, 1)"),
-        ("data", "heldout_fraction = 0.0", "match_on='heldout' needs held-out data"),
+        ("top", 'name = "../evil"', "it names a folder"),
+        ("top", 'loss = "focal"', "loss must be 'cross-entropy' or 'squared-error'"),
+        ("top", 'match_on = "test"', "match_on must be 'heldout' or 'train'"),
+        ("top", "epsilon = { schedule = [1], start = 1 }", "unknown schedule [1]"),
+        ("top", 'epsilon = { schedule = "linear", start = "a" }', "start of schedule 'linear' must be a number"),
+        ("top", 'epsilon = { schedule = "constant", value = true }', "must be a number, not True"),
+        ("top", 'epsilon = { schedule = "step", start = 1, factor = 1, every = "2" }', "must be a whole number"),
+        ("top", 'epsilon = { schedule = "piecewise", pieces = [[0]] }', "must be pairs"),
+        ("top", 'epsilon = { schedule = "exponential", start = 1.0, decay = 1e300 }', "cannot be computed in round 2"),
+        ("data", "label_noise = inf", "data.label_noise must be"),
+        ("data", "alpha = inf", "data.alpha must be"),
         ("local", "learning_rate = 3", "unknown key local.learning_rate"),
         ("local", "steps = 3", "give epochs or steps"),
         ("local", "momentum = true", "local.momentum must be a number, not True"),
@@ -125,6 +140,8 @@ def test_unknown_experiment(capsys):
         ("rest", '[arm.mine]\nrule = "fedalgn"', "did you mean 'fedalign'?"),
         ("rest", "[arm.mine]\nepsilon = 1", "arm.mine.rule is missing"),
         ("rest", '[arm."../x"]\nrule = "all"', "it names a folder"),
+        ("rest", '[arm.unused]\nrule = "all"\nlr = -1', "lr is -1.0 in round 0"),
+        ("rest", '[arm.unused]\nrule = "all"\nmatch_on = "test"', "arm.unused.match_on must be"),
     ],
 )
 def test_bad_settings(tmp_path, capsys, where, text, message):
@@ -135,12 +152,15 @@ def test_bad_settings(tmp_path, capsys, where, text, message):
 
 def test_labels_outside_the_models_outputs(tmp_path, capsys):
     assert "but the model has 4 outputs" in refused(capsys, "run", write(tmp_path / "e.toml", classes=4))
-    assert "does not take samples of shape (60,)" in refused(capsys, "run", write(tmp_path / "e.toml", inputs=61))
+    assert "does not take float32 samples of shape (60,)" in refused(
+        capsys, "run", write(tmp_path / "e.toml", inputs=61)
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--set", "model.inputs=-1"], "model.inputs must be at least 1"),
         (["--rounds", "0"], "rounds must be at least 1"),
         (["--rounds", "x"], "invalid int value: 'x'"),
         (["--seeds", "-1"], "seeds must be at least 1"),
@@ -160,9 +180,94 @@ def test_bad_options(capsys, arguments, message):
     assert message in refused(capsys, "run", "synth-low", *arguments)
 
 
-def test_all_priority_is_said(tmp_path, capsys):
-    assert cli.main(["run", str(write(tmp_path / "e.toml", data="free = 0"))]) == 0
-    assert "all 10 clients are priority clients" in " ".join(capsys.readouterr().out.split())
+def test_lists_are_checked_entry_by_entry(tmp_path, capsys):
+    path = write(tmp_path / "e.toml")
+    text = path.read_text().replace('kind = "logistic"', 'kind = "mlp"\nhidden = [8, "a"]')
+    path.write_text(text)
+    assert "an entry of model.hidden must be a whole number, not 'a'" in refused(capsys, "run", path)
+    path.write_text(text.replace('"a"', "0"))
+    assert "model.hidden must be at least 1" in refused(capsys, "run", path)
+
+
+def test_all_priority_is_said_also_quietly(tmp_path, capsys):
+    assert cli.main(["run", str(write(tmp_path / "e.toml", data="free = 0")), "--quiet"]) == 0
+    assert "all 10 clients are priority clients" in " ".join(capsys.readouterr().err.split())
+
+
+def test_nothing_held_out_matches_on_training_data(tmp_path):
+    assert cli.main(["run", str(write(tmp_path / "e.toml", data="heldout_fraction = 0.0")), "--quiet"]) == 0
+    assert 'match_on = "train"' in Path("runs/e/config.toml").read_text()
+
+
+def test_a_runs_config_can_be_run(tmp_path):
+    assert cli.main(["run", str(write(tmp_path / "e.toml")), "--quiet", "--out", "a"]) == 0
+    assert cli.main(["run", "a/config.toml", "--quiet", "--out", "b"]) == 0
+    assert Path("a/fedalign/seed-0/rounds.jsonl").read_bytes() == Path("b/fedalign/seed-0/rounds.jsonl").read_bytes()
+    assert Path("a/config.toml").read_text() == Path("b/config.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("victim", "content", "command", "message"),
+    [
+        ("config.toml", b"rounds = ", ["run", "e.toml", "--out", "x"], "config.toml is damaged"),
+        ("config.toml", b"\xff\xfe", ["run", "e.toml", "--out", "x", "--resume"], "config.toml is damaged"),
+        ("config.toml", b"\xff\xfe", ["report", "x"], "is damaged"),
+        ("summary.json", b"{", ["report", "x"], "is damaged"),
+        ("all/seed-0/rounds.jsonl", b"{}\n", ["report", "x"], "rounds.jsonl, line 1 is damaged"),
+        ("config.toml", None, ["run", "e.toml", "--out", "x"], "already holds a run's output"),
+    ],
+)
+def test_damaged_folders(tmp_path, capsys, victim, content, command, message):
+    write(tmp_path / "e.toml")
+    assert cli.main(["run", "e.toml", "--out", "x", "--quiet"]) == 0
+    capsys.readouterr()
+    if content is None:
+        Path("x", victim).unlink()
+    else:
+        Path("x", victim).write_bytes(content)
+    assert message in refused(capsys, *command)
+
+
+def test_a_damaged_summary_is_written_again(tmp_path):
+    write(tmp_path / "e.toml")
+    assert cli.main(["run", "e.toml", "--out", "x", "--quiet"]) == 0
+    Path("x/summary.json").write_text("{")
+    assert cli.main(["run", "e.toml", "--out", "x", "--quiet", "--resume"]) == 0
+    assert json.loads(Path("x/summary.json").read_text())["rounds"] == 3
+
+
+def test_a_full_disk_is_said(tmp_path, capsys, monkeypatch):
+    def full(self, record, state):
+        raise OSError(errno.ENOSPC, "No space left on device", "x/rounds.jsonl")
+
+    monkeypatch.setattr(RunStore, "append", full)
+    message = refused(capsys, "run", write(tmp_path / "e.toml"), "--quiet", writes_nothing=False)
+    assert "x/rounds.jsonl: No space left on device" in message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x, y: (x * np.nan, y), "client 'b', training data: the features of sample 0 hold NaN"),
+        (lambda x, y: (x[:0], y[:0]), "client 'b', training data: there are no samples"),
+        (lambda x, y: (x, y - 9), "is negative"),
+    ],
+)
+def test_bad_folder_data(tmp_path, capsys, spoil, message):
+    Path("sites").mkdir()
+    x, y = blobs(20, 1, features=60)
+    np.savez("sites/a.npz", x=x, y=y)
+    bad_x, bad_y = spoil(x, y)
+    np.savez("sites/b.npz", x=bad_x, y=bad_y)
+    text = write(tmp_path / "e.toml").read_text()
+    data = '[data]\nkind = "folder"\nfolder = "sites"\npriority = ["a"]\n'
+    (tmp_path / "f.toml").write_text(data + "[model]" + text.split("[model]")[1])
+    assert message in refused(capsys, "run", "f.toml")
+    (tmp_path / "f.toml").write_text(data.replace('["a"]', "[]") + "[model]" + text.split("[model]")[1])
+    np.savez("sites/b.npz", x=x, y=y)
+    assert "no client is a priority client" in refused(capsys, "run", "f.toml")
+    (tmp_path / "f.toml").write_text(data.replace('["a"]', "[3]") + "[model]" + text.split("[model]")[1])
+    assert "an entry of data.priority must be a text, not 3" in refused(capsys, "run", "f.toml")
 
 
 def test_an_output_folder_that_holds_another_run(tmp_path, capsys):

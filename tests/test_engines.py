@@ -93,6 +93,8 @@ def compare(fed, model, local, rounds=2, rule=None, **options):
     for a, b in zip(both[0].history.rounds, both[1].history.rounds, strict=True):
         assert a.global_loss == pytest.approx(b.global_loss, abs=1e-5)
         assert a.test_loss == pytest.approx(b.test_loss, abs=1e-5)
+        assert a.test_accuracy == pytest.approx(b.test_accuracy, abs=0.1)
+        assert [c.decision for c in a.clients] == [c.decision for c in b.clients]
 
 
 @given(sizes=sizes, local=locals_)
@@ -250,9 +252,97 @@ def test_one_value_per_channel_uses_running_statistics():
     assert not torch.equal(layer.bias, torch.zeros(5))
 
 
-def test_dropout_is_refused():
+class HiddenDropout(nn.Linear):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), 0.3, self.training)
+
+
+def test_randomness_is_refused():
     with pytest.raises(fa.FedalignError, match="Dropout"):
         fa.simulate(federation(), lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout()))
+    with pytest.raises(fa.FedalignError, match="random layer"):
+        fa.simulate(federation(), lambda: HiddenDropout(6, 4))
+    none = fa.simulate(federation(), lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0)), rounds=1)
+    assert len(none.history) == 1
+
+
+class OwnState(nn.Module):
+    """Keeps a running mean of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 4)
+        self.register_buffer("centre", torch.zeros(6))
+
+    def forward(self, x):
+        if self.training:
+            self.centre = 0.9 * self.centre + 0.1 * x.detach().mean(0)
+        return self.out(x - self.centre)
+
+
+def hooked():
+    layer = nn.Linear(6, 4)
+    layer.register_forward_hook(lambda module, inputs, outputs: 3 * outputs)
+    return layer
+
+
+def spatial():
+    return nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Flatten(), nn.Linear(15, 4))
+
+
+def test_odd_models_agree_too():
+    local = fa.LocalSGD(lr=0.1, epochs=2, batch_size=4)
+    fed = make([13, 9, 7], blobs)
+    compare(fed, hooked, local)
+    with pytest.raises(fa.FedalignError, match="without running statistics"):
+        compare(fed, lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False)), local)
+    compare(fed, lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None)), local)
+    with pytest.warns(fa.FederationWarning, match="training changes its buffer centre"):
+        compare(fed, OwnState, local)
+
+    def folded(n, seed):
+        x, y = blobs(n, seed)
+        return x.reshape(n, 3, 2), y
+
+    compare(make([13, 9, 7], folded), spatial, local)
+    compare(make([13, 9, 7], folded), lambda: models.logistic(6, 4), local)
+
+
+def test_one_score_has_no_accuracy():
+    def binary(outputs, y):
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], y.float(), reduction="none")
+
+    def two(n, seed):
+        x, y = blobs(n, seed)
+        return x, y % 2
+
+    fed = make([13, 9, 7], two)
+    compare(fed, lambda: nn.Linear(6, 1), fa.LocalSGD(lr=0.1, epochs=2, batch_size=4), loss=binary)
+    result = fa.simulate(fed, lambda: nn.Linear(6, 1), rounds=1, loss=binary)
+    assert result.history[0].global_accuracy is None
+
+
+def test_sequences_of_labels():
+    def tokens(n, seed):
+        draw = np.random.default_rng(seed)
+        x = draw.integers(0, 9, (n, 5))
+        return x, x % 3
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.out(self.embed(x)).transpose(1, 2)
+
+    def loss(outputs, y):
+        return nn.functional.cross_entropy(outputs, y, reduction="none").mean(1)
+
+    fed = make([13, 9, 7], tokens)
+    compare(fed, Tagger, fa.LocalSGD(lr=0.5, epochs=2, batch_size=4), loss=loss)
+    result = fa.simulate(fed, Tagger, rounds=20, local=fa.LocalSGD(lr=1.0, epochs=5, batch_size=4), loss=loss)
+    assert result.history[-1].global_accuracy > 0.9
 
 
 def test_a_module_gives_the_start_and_is_left_alone():

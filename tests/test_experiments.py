@@ -18,9 +18,12 @@ from conftest import blobs
 from safetensors.torch import load_file
 
 from fedalign import cli
+from fedalign.experiments import store as store_module
 from fedalign.experiments.config import load, shipped
 from fedalign.experiments.store import RunStore
 from fedalign.history import RoundRecord
+from fedalign.report import plots
+from fedalign.report.table import rows
 
 SMALL = """
 name = "small"
@@ -222,7 +225,7 @@ def test_runs_left_at_different_rounds_go_on_together(small, tmp_path, monkeypat
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "missing log line"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "missing log line", "changed log line"])
 def test_a_damaged_checkpoint_falls_back_and_says_so(small, tmp_path, monkeypatch, capsys, damage):
     assert run(small, "--out", tmp_path / "whole") == 0
     out = tmp_path / "cut"
@@ -236,13 +239,17 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(small, tmp_path, monkeypatc
         path.write_bytes(raw)
     elif damage == "empty":
         path.write_bytes(b"")
+    elif damage == "changed log line":
+        log = path.with_name("rounds.jsonl")
+        lines = log.read_bytes().splitlines(keepends=True)
+        log.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(b"1", b"2"))
     else:
         log = path.with_name("rounds.jsonl")
         log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:5]))
     capsys.readouterr()
     assert cli.main(["run", str(small), "--out", str(out), "--resume", "--device", "cpu"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "checkpoint.safetensors" in said.replace("- ", "-")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "checkpoint.safetensors cannot be used" in said
     assert "going on from round 5" in said
     assert_same(tmp_path / "whole", out)
 
@@ -254,9 +261,91 @@ def test_both_checkpoints_damaged_starts_that_run_again(small, tmp_path, monkeyp
     for name in ("checkpoint.safetensors", "checkpoint-previous.safetensors"):
         (out / "priority" / "seed-1" / name).write_bytes(b"junk")
     assert cli.main(["run", str(small), "--out", str(out), "--resume", "--device", "cpu"]) == 0
-    assert "starting this run again" in " ".join(capsys.readouterr().out.split())
+    assert "this run starts again" in " ".join(capsys.readouterr().err.split())
     history = RunStore(out / "priority" / "seed-1").history()
     assert [r.round for r in history.rounds] == list(range(12))
+
+
+def test_a_kill_while_a_checkpoint_is_written(small, tmp_path, monkeypatch):
+    """Break off between the two renames of a checkpoint, and in the middle of writing one."""
+    assert run(small, "--out", tmp_path / "whole") == 0
+    for case, victim in enumerate(("replace", "save_file")):
+        out = tmp_path / f"cut-{case}"
+        calls = []
+
+        def broken(*arguments, calls=calls, original=store_module.save_file, **options):
+            calls.append(1)
+            if len(calls) == 33:
+                Path(arguments[1]).write_bytes(b"half a che")
+                raise BrokenOffError
+            return original(*arguments, **options)
+
+        def torn(self, target, calls=calls, original=Path.replace):
+            if self.suffix == ".new" and self.name.startswith("checkpoint"):
+                calls.append(1)
+                if len(calls) == 33:
+                    raise BrokenOffError
+            return original(self, target)
+
+        with monkeypatch.context() as patch:
+            if victim == "replace":
+                patch.setattr(Path, "replace", torn)
+            else:
+                patch.setattr(store_module, "save_file", broken)
+            with pytest.raises(BrokenOffError):
+                run(small, "--out", out)
+        assert run(small, "--out", out, "--resume") == 0
+        assert_same(tmp_path / "whole", out)
+
+
+def test_a_diverged_run_stays_diverged_after_a_kill(small, tmp_path, monkeypatch):
+    text = small.read_text().replace('"wide"]', '"wide", "wild"]') + '[arm.wild]\nrule = "all"\nlr = 1e38\n'
+    small.write_text(text)
+    assert run(small, "--out", tmp_path / "whole") == 3
+    break_off(small, tmp_path / "cut", monkeypatch, arm="wide", rounds=8)
+    assert RunStore(tmp_path / "cut" / "wild" / "seed-0").diverged()
+    assert run(small, "--out", tmp_path / "cut", "--resume") == 3
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_settings_reach_the_runs(small, tmp_path):
+    text = small.read_text().replace('"wide"]', '"wide", "late", "strict", "literal"]')
+    text += '[arm.late]\nrule = "all"\nwarmup = 6\n[arm.strict]\nrule = "fedalign"\nmatch = "accuracy"\nepsilon = 0.1\n'
+    text += '[arm.literal]\nrule = "fedalign"\nmatch_on = "train"\n'
+    small.write_text(text)
+    assert run(small, "--out", tmp_path / "out", "--seeds", 1) == 0
+    histories = {
+        arm: RunStore(tmp_path / "out" / arm / "seed-0").history() for arm in ("late", "strict", "literal", "fedalign")
+    }
+    assert [r.warmup for r in histories["late"].rounds] == [True] * 6 + [False] * 6
+    for r in histories["strict"].rounds:
+        for c in r.clients:
+            if c.decision == "admitted":
+                assert abs(c.accuracy - r.global_accuracy) <= 0.1 + 1e-9
+    assert histories["literal"][0].global_loss != histories["fedalign"][0].global_loss
+    specs = {arm: spec for arm, _, spec in load(str(small)).specs()}
+    assert (specs["wide"].local.mu, specs["all"].local.mu) == (0.1, 0.0)
+    assert (specs["literal"].rule.match_on, specs["strict"].rule.on) == ("train", "accuracy")
+
+
+def test_the_best_shared_model_is_marked(small, tmp_path):
+    assert run(small, "--out", tmp_path / "out") == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    shared = {a: f["test_accuracy"]["mean"] for a, f in summary["arms"].items() if a != "local"}
+    assert [row[0] for row in rows(summary) if row[-1]] == [max(shared, key=shared.get)]
+    assert f"<tr class=best><td>{max(shared, key=shared.get)}<" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_heat_map_shows_who_was_admitted(small, tmp_path):
+    assert run(small, "--out", tmp_path / "out") == 0
+    runs = {seed: RunStore(tmp_path / "out" / "fedalign" / f"seed-{seed}").history() for seed in (0, 1)}
+    figure = plots.admitted(runs, "title")
+    image = np.asarray(figure.axes[0].images[0].get_array())
+    expected = np.mean(
+        [[[c.decision == "admitted" for c in r.clients[3:]] for r in h.rounds] for h in runs.values()], 0
+    )
+    assert np.allclose(image, expected.T)
+    assert image.max() > 0
 
 
 def test_resuming_a_finished_run_changes_nothing(small, tmp_path):
@@ -293,8 +382,9 @@ def test_simulate_raises_when_it_diverges():
     import fedalign as fa
 
     fed = fa.Federation.from_arrays([blobs(20, 1), blobs(10, 2)], priority=[True, False])
-    with pytest.raises(fa.DivergedError, match=r"round \d+ at client\(s\) 0"):
+    with pytest.raises(fa.DivergedError, match=r"round \d+ at client\(s\) 0") as caught:
         fa.simulate(fed, lambda: torch.nn.Linear(6, 4), rounds=9, local=fa.LocalSGD(lr=1e38, epochs=3, batch_size=5))
+    assert len(caught.value.history) == caught.value.round
 
 
 def test_interrupt_tells_how_to_go_on(small, tmp_path, monkeypatch, capsys):

@@ -63,6 +63,32 @@ def test_all_priority_is_allowed_and_said():
     assert len(fa.simulate(fed, linear, rounds=2).history) == 2
 
 
+def test_masks_are_rows():
+    mask = np.arange(9) < 4
+    fed = fa.Federation.from_partition(blobs(9, 1), [mask, ~mask], priority=[True, False], heldout_fraction=0)
+    assert [c.train.tolist() for c in fed.clients] == [[0, 1, 2, 3], [4, 5, 6, 7, 8]]
+
+
+def test_numpy_numbers_are_numbers():
+    fed = two()
+    result = fa.simulate(
+        fed, linear, fa.Align(np.float32(0.2)), rounds=np.int64(2), warmup=np.float64(0.5), seed=np.int64(3),
+        local=fa.LocalSGD(lr=np.float32(0.1), epochs=np.int64(1), batch_size=np.int64(5)),
+    )  # fmt: skip
+    assert len(result.history) == 2
+
+
+def test_labels_and_features_of_other_types():
+    x, y = blobs(20, 1)
+    kinds = [(x.astype(np.float64), y.astype(np.int32)), (x.astype(np.float64).tolist(), y.astype(np.uint8).tolist())]
+    fed = fa.Federation.from_arrays([(x.astype(np.float64), y.astype(np.int32)), kinds[0]], priority=[True, False])
+    assert fed.pool.y.dtype == torch.int64
+    assert len(fa.simulate(fed, linear, rounds=1).history) == 1
+    double = fa.simulate(fed, lambda: linear().double(), rounds=1).model
+    assert double.weight.dtype == torch.float64
+    assert len(fa.Federation.from_arrays([kinds[1]] * 2, priority=[True, False]).clients[0].train) == 16
+
+
 def test_from_partition_shares_the_pool():
     x, y = blobs(50, 1)
     pool = fa.Pool(torch.as_tensor(x), torch.as_tensor(y))
@@ -150,6 +176,28 @@ def spoiled(value):
         (lambda: two(second=(blobs(9, 1)[0], [0] * 8)), "don't match"),
         (lambda: two(second=(np.zeros((9, 5), np.float32), [0] * 9)), r"samples are float32 of shape \(5,\)"),
         (lambda: two(second=(blobs(9, 1)[0], [0.5] * 9)), "labels are float32"),
+        (
+            lambda: fa.Federation.from_partition(blobs(9, 1), [[0, 1], [2]], priority=[1, 0], names=["a"]),
+            "1 names for 2",
+        ),
+        (lambda: fa.Federation.from_partition(blobs(9, 1), [[0.5, 1]], priority=[True]), "whole numbers"),
+        (lambda: fa.Federation.from_partition(blobs(9, 1), [[0, -1]], priority=[True]), "row -1 is outside"),
+        (lambda: fa.Federation.from_partition(blobs(9, 1), [[True, False]], priority=[True]), "one entry per sample"),
+        (
+            lambda: fa.Federation.from_partition(
+                (torch.zeros(9, 6, dtype=torch.uint8), [0] * 9),
+                [range(9)],
+                priority=[1],
+                test=blobs(5, 1),
+                test_parts=[[0]],
+            ),
+            "the test data: samples are float32",
+        ),
+        (lambda: fa.Pool(torch.full((3, 2), torch.nan), torch.zeros(3)), "hold NaN"),
+        (lambda: fa.Pool(torch.zeros(3, 2), torch.tensor([0, -1, 0])), "negative"),
+        (lambda: fa.Pool(torch.zeros(3, 2), torch.zeros(2)), "don't match"),
+        (lambda: fa.Pool(torch.zeros(3, 2), torch.zeros(3), std=0.0), "std must be a positive number"),
+        (lambda: fa.Pool(torch.zeros(3, 2), torch.zeros(3), mean=(1.0, 2.0, 3.0)), r"one per channel \(2\)"),
         (lambda: two(heldout_fraction=1.0), "heldout_fraction must be in"),
         (lambda: two(names=["a", "a"]), "two clients are called 'a'"),
         (lambda: fa.Federation.from_partition(blobs(9, 1), [[0, 9]], priority=[True]), "row 9 is outside"),
@@ -173,10 +221,18 @@ def test_bad_data(make, message):
             {"model": lambda: torch.nn.Linear(6, 3)},
             "client '0' has label 3 in its train data, but the model has 3 outputs",
         ),
-        ({"model": lambda: torch.nn.Linear(5, 4)}, r"does not take samples of shape \(6,\)"),
+        ({"model": lambda: torch.nn.Linear(5, 4)}, r"does not take float32 samples of shape \(6,\)"),
         ({"model": lambda: 3}, "must be a torch.nn.Module"),
         ({"model": torch.nn.Flatten}, "no trainable parameters"),
+        ({"model": lambda: torch.nn.LazyLinear(4)}, "lazy layers"),
         ({"rule": fa.PriorityOnly}, "rule must be"),
+        ({"local": 0.1}, "local must be a fedalign.LocalSGD"),
+        ({"participation": fa.Full}, "participation must be"),
+        ({"seed": 2**63}, "seed must be"),
+        ({"seed": None}, "seed must be"),
+        ({"chunk": -1}, "chunk must be"),
+        ({"warmup": "0.1"}, "warmup must be"),
+        ({"loss": lambda o, y: torch.zeros(1)}, "one number per sample"),
         ({"rounds": 0}, "rounds must be"),
         ({"rounds": 2.5}, "rounds must be"),
         ({"warmup": -0.1}, "warmup must be"),

@@ -196,6 +196,14 @@ def test_a_free_clients_loss_that_is_not_finite_is_declined():
     assert decisions(record)[2] == "declined"
 
 
+def test_a_rule_that_changes_its_mind_is_told_so():
+    run = federated(plan(Everyone()), 0.0)
+    train = run.send(answer(run.send(None)))
+    replies = [Update(None if k == 4 else 1.0, Measure(1.0, None, 1)) for _, k in train.jobs]
+    with pytest.raises(FedalignError, match="Everyone admits client 'e' now"):
+        run.send(replies)
+
+
 def test_alone_trains_everybody_and_sends_nothing():
     result, requests = play(alone(plan(PriorityOnly(), rounds=2), [0.0] * 5))
     assert result.model == tuple(TRAINED.values())
@@ -211,7 +219,7 @@ def test_a_run_can_start_late():
 
 
 def test_warmup_forms():
-    assert [warmup_rounds(w, 30) for w in (0, 0.1, 3, 0.5, 3.0, 0.99)] == [0, 3, 3, 15, 3, 30]
+    assert [warmup_rounds(w, 30) for w in (0, 0.1, 3, 0.5, 3.0, 1.0)] == [0, 3, 3, 15, 3, 30]
     for bad in (-1, 0.5 + 1, 31, math.nan, True):
         with pytest.raises(FedalignError, match="warmup"):
             warmup_rounds(bad, 30)

@@ -37,10 +37,10 @@ def test_the_first_free_client_is_nearly_clean_the_last_is_noisy():
     assert shares[4] < shares[9]
 
 
-def test_nothing_held_out_or_tested_reaches_a_free_client():
+def test_nothing_held_out_or_tested_is_trained_on():
     fed = Synth(priority=3, free=3, samples=100).federation(0)
-    secret = {x.tobytes() for k in range(3) for s in ("heldout", "test") for x in rows(fed, k, s)[0]}
-    seen = {x.tobytes() for k in range(3, 6) for s in ("train", "heldout") for x in rows(fed, k, s)[0]}
+    secret = {x.tobytes() for k in range(6) for s in ("heldout", "test") for x in rows(fed, k, s)[0]}
+    seen = {x.tobytes() for k in range(6) for x in rows(fed, k, "train")[0]}
     assert not secret & seen
 
 
@@ -67,9 +67,36 @@ def test_a_seed_fixes_everything():
     assert not first.pool.x.equal(third.pool.x)
 
 
+def test_levels_are_as_specified():
+    synth = Synth(free=10, label_noise=2.5, label_skew=0.5, random_fraction=0.8, random_skew=5.0)
+    for j in range(10):
+        assert synth.noise(j) == pytest.approx((2.5 * ((j + 0.5) / 10) ** 2, 0.8 * ((j + 0.5) / 10) ** 0.2))
+
+
+def test_tasks_are_drawn_as_specified():
+    tasks = [Synth(alpha=3.0, beta=5.0).task(0, k) for k in range(300)]
+    u = np.array([W.mean() for W, _, _ in tasks])  # near u_k: 600 draws around it
+    assert u.std() == pytest.approx(3.0, rel=0.12)
+    assert np.std([b.mean() - m for (_, b, _), m in zip(tasks, u, strict=True)]) == pytest.approx(10**-0.5, rel=0.15)
+    assert np.mean([W.std() for W, _, _ in tasks]) == pytest.approx(1.0, rel=0.02)
+    assert np.std([v.mean() for _, _, v in tasks]) == pytest.approx(5.0, rel=0.12)
+    assert np.mean([v.std() for _, _, v in tasks]) == pytest.approx(1.0, rel=0.05)
+
+
+def test_matching_data_of_free_clients_is_unseen_too():
+    fed = Synth(priority=3, free=3, samples=100, random_fraction=0.0, label_noise=0.0).federation(0)
+    held = {x.tobytes() for k in range(3) for x in rows(fed, k, "heldout")[0]}
+    trained = {x.tobytes() for k in range(6) for x in rows(fed, k, "train")[0]}
+    for k in range(3, 6):
+        mine = {x.tobytes() for x in rows(fed, k, "heldout")[0]}
+        assert mine <= held
+        assert not mine & trained
+
+
 def test_lognormal_sizes():
     sizes = [len(c.train) for c in Synth(samples=50, sizes="lognormal").federation(0).clients[:10]]
     assert min(sizes) >= 40
+    assert min(sizes) < 120
     assert len(set(sizes)) > 5
 
 

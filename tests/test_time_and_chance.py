@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from conftest import federation, linear
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ import fedalign as fa
 from fedalign.randomness import Purpose, hashed, permutation, permutations, uniforms
 from fedalign.roster import Roster
 from fedalign.schedules import as_schedule
+from fedalign.simulation.jobs import Data, TrainJob, batches_for
 
 ROSTER = Roster(tuple("abcdefghij"), (True,) * 4 + (False,) * 6, (10, 20, 30, 40, 5, 5, 5, 5, 5, 5))
 
@@ -118,6 +120,61 @@ def test_trace(tmp_path):
     there = [[k for k in range(10) if once.draw(t, ROSTER, 0).reachable[k]] for t in range(4)]
     assert there == [[0, 4], [], [1, 4], []]
     assert again.draw(3, ROSTER, 0) == once.draw(0, ROSTER, 0)
+
+
+def test_a_traces_names_win_over_numbers(tmp_path):
+    roster = Roster(("1", "2", "ten"), (True, False, False), (1, 1, 1))
+    presence = fa.Trace(trace(tmp_path, "\ufeffround,client\n0,1\n0,0\n1,2\n")).draw(0, roster, 0)
+    assert presence.reachable == (True, False, False)  # 1 is a name; 0 is no name, so it is a number: the same client
+
+
+def test_seeds_matter():
+    fed = federation()
+    starts = [
+        fa.simulate(fed, linear, rounds=1, warmup=0, seed=s, local=fa.LocalSGD(lr=1e-9, steps=1)).model for s in (0, 1)
+    ]
+    assert not starts[0].weight.allclose(starts[1].weight, atol=1e-3)
+    draws = [[fa.Uniform(0.3).draw(t, ROSTER, seed).reachable for t in range(5)] for seed in (0, 1)]
+    assert draws[0] != draws[1]
+
+
+@given(
+    n=st.integers(1, 23), batch=st.sampled_from([None, 1, 4, 50]), epochs=st.integers(1, 3), other=st.integers(1, 30)
+)
+def test_batches(n, batch, epochs, other):
+    """An epoch is a permutation of the client's rows; only its last batch may be smaller; jobs don't meddle."""
+    pool = fa.Pool(torch.zeros(100, 1), torch.zeros(100))
+    data = Data([pool], torch.device("cpu"), torch.float32)
+    local = fa.LocalSGD(lr=0.1, epochs=epochs, batch_size=batch)
+    mine, others = np.arange(10, 10 + n), np.arange(50, 50 + other)
+
+    def table(*jobs):
+        batches = batches_for([TrainJob(torch.zeros(1), pool, rows, local, 0, r, 9, k) for rows, r, k in jobs], data)
+        return [[batches.rows[0, s, : batches.counts[0, s]].tolist() for s in range(batches.rows.shape[1])], batches]
+
+    steps, _ = table((mine, 2, 5))
+    size = batch or n
+    for epoch in range(epochs):
+        per_epoch = -(-n // size)
+        part = steps[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(row for step in part for row in step) == mine.tolist()
+        assert [len(p) for p in part] == [size] * (n // size) + [n % size] * (n % size > 0)
+    together, _ = table((mine, 2, 5), (others, 1, 0))
+    assert [step for step in together if step] == [step for step in steps if step]
+
+
+def test_the_order_of_batches_differs_by_epoch_round_client_and_seed():
+    pool = fa.Pool(torch.zeros(100, 1), torch.zeros(100))
+    data = Data([pool], torch.device("cpu"), torch.float32)
+    local = fa.LocalSGD(lr=0.1, epochs=2, batch_size=30)
+
+    def order(seed, round, client):
+        job = TrainJob(torch.zeros(1), pool, np.arange(30), local, seed, round, 9, client)
+        return [tuple(row) for row in batches_for([job], data).rows[0].tolist()]
+
+    seen = [order(0, 0, 0), order(1, 0, 0), order(0, 1, 0), order(0, 0, 1)]
+    assert len({epoch for epochs in seen for epoch in epochs}) == 8
+    assert order(0, 1, 0) == seen[2]
 
 
 def test_trace_drives_a_run(tmp_path):

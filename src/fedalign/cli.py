@@ -7,7 +7,7 @@ import contextlib
 import sys
 import tomllib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,16 +27,23 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; give the exit code."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         options = _parser().parse_args(arguments)
         code: int = options.command(options)
         return code
     except FedalignError as error:
-        errors.print(f"[bold red]fedalign:[/] {escape(str(error))}")
+        _errors().print(f"[bold red]fedalign:[/] {escape(str(error))}")
+        return BAD_INPUT
+    except BrokenPipeError:
+        return BAD_INPUT  # whoever read our output went away; there is nobody to tell
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _errors().print(
+            f"[bold red]fedalign:[/] {escape(f'{where}{error.strerror or error}')}; finished rounds are kept"
+        )
         return BAD_INPUT
     except KeyboardInterrupt:
-        errors.print(
+        _errors().print(
             "[bold yellow]fedalign:[/] interrupted; finished rounds are kept: the same command with --resume goes on"
         )
         return INTERRUPTED
@@ -57,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--arms", metavar="A,B", help="which arms to compare")
     command.add_argument("--seeds", type=int, metavar="N", help="how many seeds, counted from 0")
     command.add_argument("--rounds", type=int, metavar="N", help="how many communication rounds")
-    command.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default: auto)")
+    command.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: auto)")
     command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/NAME)")
     command.add_argument(
         "--set",
@@ -115,10 +122,11 @@ def _run(options: argparse.Namespace) -> int:
     console = Console(quiet=options.quiet, highlight=False)
     experiment = load(options.experiment, _overrides(options))
     folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
-    with _notes(console):
-        prepared = prepare(experiment, folder, resume=options.resume, device=options.device)
-    for note in prepared.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FederationWarning)
+        prepared = prepare(experiment, folder, resume=options.resume, device=experiment.device)
+    for note in dict.fromkeys([*(str(w.message) for w in caught), *prepared.notes]):
+        _errors().print(f"[yellow]note:[/] {escape(note)}")
     count = len(prepared.runs)
     console.print(
         f"[bold]{escape(experiment.name)}[/]: {len(experiment.arms)} arms × {len(experiment.seeds)} seeds, "
@@ -144,9 +152,7 @@ def _run(options: argparse.Namespace) -> int:
         sys.stdout.write(f"{folder}\n")
     for arm, failed in outcome.diverged.items():
         for seed, message in failed.items():
-            Console(stderr=True, highlight=False, soft_wrap=True).print(
-                f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}"
-            )
+            _errors().print(f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}")
     return DIVERGED if outcome.diverged else 0
 
 
@@ -186,7 +192,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         found[key.strip()] = _value(text.strip())
     if options.arms is not None:
         found["arms"] = [arm.strip() for arm in options.arms.split(",") if arm.strip()]
-    for name in ("seeds", "rounds"):
+    for name in ("seeds", "rounds", "device"):
         if getattr(options, name) is not None:
             found[name] = getattr(options, name)
     return found
@@ -200,14 +206,9 @@ def _value(text: str) -> Any:
         return text
 
 
-@contextlib.contextmanager
-def _notes(console: Console) -> Iterator[None]:
-    """Turn the library's warnings into notes, each once."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", FederationWarning)
-        yield
-    for message in dict.fromkeys(str(w.message) for w in caught):
-        console.print(f"[yellow]note:[/] {escape(message)}")
+def _errors() -> Console:
+    """Speak on the standard error stream: errors, and notes that must be heard also with --quiet."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

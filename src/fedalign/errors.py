@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class FedalignError(ValueError):
@@ -11,7 +12,9 @@ class FedalignError(ValueError):
 
 
 class DivergedError(RuntimeError):
-    """Training left the finite numbers. ``round`` and ``clients`` say when and at whom."""
+    """Training left the finite numbers. ``round`` and ``clients`` say when and at whom, ``history`` what was before."""
+
+    history: Any = None
 
     def __init__(self, message: str, round: int, clients: tuple[str, ...]) -> None:
         super().__init__(message)

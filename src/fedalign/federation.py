@@ -20,6 +20,7 @@ from fedalign.rules import Split
 
 Rows = npt.NDArray[np.int64]
 Arrays = tuple[Any, Any]  # features and labels: NumPy arrays, tensors or nested lists
+Tensors = tuple[torch.Tensor, torch.Tensor]
 _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
@@ -32,9 +33,26 @@ class Pool:
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
 
+    def __post_init__(self) -> None:
+        x, y = _tensors((self.x, self.y), "the data")
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y)
+        for name in ("mean", "std"):
+            value = np.asarray(getattr(self, name), np.float64)
+            channels = x.shape[1] if x.dim() > 1 else 1
+            if (
+                value.size not in (1, channels)
+                or not np.isfinite(value).all()
+                or (name == "std" and (value <= 0).any())
+            ):
+                need = "a positive number" if name == "std" else "a number"
+                raise FedalignError(
+                    f"{name} must be {need}, or one per channel ({channels}), not {getattr(self, name)}"
+                )
+
     @property
     def has_classes(self) -> bool:
-        """Whether labels are class numbers (then there is an accuracy)."""
+        """Whether labels are class numbers (then there may be an accuracy)."""
         return not self.y.is_floating_point()
 
 
@@ -126,7 +144,7 @@ class Federation:
 
         ``heldout_fraction=0`` holds nothing out: then clients are matched on their training data.
         """
-        names = list(names) if names is not None else [str(k) for k in range(len(train))]
+        names = [str(name) for name in names] if names is not None else [str(k) for k in range(len(train))]
         for what, given in (
             ("priority flags", priority),
             ("held-out sets", heldout),
@@ -143,18 +161,8 @@ class Federation:
             if arrays is None:
                 return _NO_ROWS
             x, y = _tensors(arrays, what)
-            if parts and (x.shape[1:] != parts[0][0].shape[1:] or x.dtype != parts[0][0].dtype):
-                raise FedalignError(
-                    f"{what}: samples are {_kind(x)}, but the first client's are {_kind(parts[0][0])}; "
-                    "all clients need the same"
-                )
-            if parts and (
-                y.shape[1:] != parts[0][1].shape[1:] or y.is_floating_point() != parts[0][1].is_floating_point()
-            ):
-                raise FedalignError(
-                    f"{what}: labels are {_kind(y)}, but the first client's are {_kind(parts[0][1])}; "
-                    "all clients need the same"
-                )
+            if parts:
+                _check_alike((x, y), parts[0], what, "the first client's")
             parts.append((x, y))
             offset += len(y)
             return np.arange(offset - len(y), offset, dtype=np.int64)
@@ -198,16 +206,20 @@ class Federation:
         if not 0 <= heldout_fraction < 1:
             raise FedalignError(f"heldout_fraction must be in [0, 1), not {heldout_fraction}")
         pool = pool if isinstance(pool, Pool) else Pool(*_tensors(pool, "the data"))
-        names = list(names) if names is not None else [str(k) for k in range(len(parts))]
+        names = [str(name) for name in names] if names is not None else [str(k) for k in range(len(parts))]
         if test is not None:
             x_test, y_test = _tensors(test, "the test data")
+            _check_alike((x_test, y_test), (pool.x, pool.y), "the test data", "the training data's")
             shift = len(pool.y)
             pool = Pool(torch.cat([pool.x, x_test]), torch.cat([pool.y, y_test]), pool.mean, pool.std)
-            test_parts = [np.asarray(part, np.int64) + shift for part in test_parts or []]
+            test_parts = [
+                _rows(part, len(y_test), name) + shift for part, name in zip(test_parts or [], names, strict=False)
+            ]
         for what, given in (
             ("priority flags", priority),
             ("held-out parts", heldout_parts),
             ("test parts", test_parts),
+            ("names", names),
         ):
             if given is not None and len(given) != len(parts):
                 raise FedalignError(f"{len(given)} {what} for {len(parts)} clients; there must be one per client")
@@ -313,12 +325,12 @@ def _tensors(arrays: Arrays, what: str) -> tuple[torch.Tensor, torch.Tensor]:
     if not len(y):
         raise FedalignError(f"{what}: there are no samples; leave the client out or give it some")
     if x.is_floating_point():
-        x = x.float()
+        x = x if x.dtype == torch.float64 else x.float()
         if not torch.isfinite(x).all():
             row = int(torch.nonzero(~torch.isfinite(x.flatten(1) if x.dim() > 1 else x[:, None]).all(1))[0])
             raise FedalignError(f"{what}: the features of sample {row} hold NaN or infinity; clean the data first")
     if y.is_floating_point():
-        y = y.float()
+        y = y if y.dtype == torch.float64 else y.float()
         if not torch.isfinite(y).all():
             raise FedalignError(f"{what}: the labels hold NaN or infinity; clean the data first")
     else:
@@ -329,10 +341,26 @@ def _tensors(arrays: Arrays, what: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _rows(part: npt.ArrayLike, size: int, name: str) -> Rows:
-    rows = np.asarray(part, np.int64).reshape(-1)
-    if len(rows) and not (rows.min() >= 0 and rows.max() < size):
-        raise FedalignError(f"client {name!r}: row {int(rows.max())} is outside the data's {size} samples")
+    """Read a client's rows: whole numbers, or a mask over all samples."""
+    given = np.asarray(part)
+    if given.dtype == bool:
+        if given.shape != (size,):
+            raise FedalignError(f"client {name!r}: a mask must have one entry per sample ({size}), not {given.shape}")
+        given = np.flatnonzero(given)
+    if given.size and not np.issubdtype(given.dtype, np.integer):
+        raise FedalignError(f"client {name!r}: rows must be whole numbers, not {given.dtype}")
+    rows = given.astype(np.int64).reshape(-1)
+    outside = rows[(rows < 0) | (rows >= size)]
+    if len(outside):
+        raise FedalignError(f"client {name!r}: row {int(outside[0])} is outside the data's {size} samples")
     return rows
+
+
+def _check_alike(given: Tensors, first: Tensors, what: str, whose: str) -> None:
+    for name, mine, theirs in (("samples", given[0], first[0]), ("labels", given[1], first[1])):
+        alike = mine.dtype == theirs.dtype or (mine.is_floating_point() and theirs.is_floating_point())
+        if mine.shape[1:] != theirs.shape[1:] or not alike:
+            raise FedalignError(f"{what}: {name} are {_kind(mine)}, but {whose} are {_kind(theirs)}; all need the same")
 
 
 def _kind(t: torch.Tensor) -> str:

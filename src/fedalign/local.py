@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, field
 
 from fedalign.errors import FedalignError
@@ -41,13 +42,13 @@ class LocalSGD:
             raise FedalignError(f"give epochs or steps, one of the two, not epochs={self.epochs}, steps={self.steps}")
         for name in ("epochs", "steps", "batch_size"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1):
                 raise FedalignError(f"{name} must be a whole number of at least 1, not {value!r}")
         for name in ("momentum", "weight_decay", "mu"):
             value = getattr(self, name)
-            if not (0 <= value < math.inf):
+            if not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
                 raise FedalignError(f"{name} must be at least 0, not {value}")
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and not (isinstance(self.clip, numbers.Real) and float(self.clip) > 0):
             raise FedalignError(f"clip must be positive (or None for no clipping), not {self.clip}")
 
     def check(self, rounds: int) -> None:

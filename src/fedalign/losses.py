@@ -27,3 +27,13 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """
     difference = outputs.reshape(targets.shape) - targets
     return difference.square().flatten(1).mean(1) if difference.dim() > 1 else difference.square()
+
+
+def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Give each sample's accuracy: whether the highest score is the right class, or how often over its positions.
+
+    >>> hits(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1])).tolist()
+    [1.0, 0.0]
+    """
+    right = (outputs.argmax(1) == targets).double()
+    return right.flatten(1).mean(1) if right.dim() > 1 else right

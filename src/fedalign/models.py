@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from fedalign.errors import FedalignError
+
 
 def logistic(inputs: int, classes: int) -> nn.Module:
     """Multinomial logistic regression.
@@ -16,13 +18,16 @@ def logistic(inputs: int, classes: int) -> nn.Module:
       (1): Linear(in_features=784, out_features=10, bias=True)
     )
     """
+    _at_least_one(inputs=inputs, classes=classes)
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
 
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Module:
     """A network of fully connected ReLU layers; the paper's for EMNIST is ``mlp(784, [200, 200], 47)``."""
+    _at_least_one(inputs=inputs, classes=classes)
     layers: list[nn.Module] = [nn.Flatten()]
     for width in hidden:
+        _at_least_one(hidden=width)
         layers += [nn.Linear(inputs, width), nn.ReLU()]
         inputs = width
     return nn.Sequential(*layers, nn.Linear(inputs, classes))
@@ -30,6 +35,7 @@ def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Module:
 
 def cnn(channels: int = 3, classes: int = 10) -> nn.Module:
     """Build the paper's CNN for 32×32 images: two 5×5 convolutions, three linear layers, BatchNorm, Kaiming init."""
+    _at_least_one(channels=channels, classes=classes)
     model = nn.Sequential(
         nn.Conv2d(channels, 32, 5),
         nn.ReLU(),
@@ -51,6 +57,12 @@ def cnn(channels: int = 3, classes: int = 10) -> nn.Module:
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
     return model
+
+
+def _at_least_one(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise FedalignError(f"model.{name} must be at least 1, not {size}")
 
 
 BY_NAME: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import csv
 import math
+import numbers
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import numpy as np
 from fedalign.errors import FedalignError
 from fedalign.randomness import Purpose, permutation, uniforms
 from fedalign.roster import Roster
+
+_ROUND = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Uniform(Participation):
     fraction: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
+        if not isinstance(self.fraction, numbers.Real) or not 0 < self.fraction <= 1:
             raise FedalignError(f"fraction must be in (0, 1], not {self.fraction}")
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
@@ -94,7 +98,7 @@ class Bernoulli(Participation):
     p: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
+        if not isinstance(self.p, numbers.Real) or not 0 <= self.p <= 1:
             raise FedalignError(f"p must be in [0, 1], not {self.p}")
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
@@ -105,7 +109,7 @@ class Bernoulli(Participation):
 
 @dataclass(frozen=True)
 class Trace(Participation):
-    """A CSV file with columns ``round,client`` says who is there when (a client by name or by number from 0).
+    """A CSV file with columns ``round,client`` says who is there when (a client by name, else by number from 0).
 
     ``repeat`` starts the trace again after its last round: a day that recurs. Without it, rounds behind the end of
     the trace have nobody and are skipped.
@@ -122,7 +126,10 @@ class Trace(Participation):
         """Look the round up."""
         t = round % (max(self.rows) + 1) if self.repeat else round
         there = self.rows.get(t, frozenset())
-        return Presence(tuple(str(k) in there or name in there for k, name in enumerate(roster.names)))
+        named = set(roster.names)
+        return Presence(
+            tuple(name in there or (str(k) in there and str(k) not in named) for k, name in enumerate(roster.names))
+        )
 
     def check(self, roster: Roster, rounds: int) -> None:
         """Refuse clients that nobody knows."""
@@ -137,7 +144,7 @@ class Trace(Participation):
 
 def _read_trace(path: Path) -> dict[int, frozenset[str]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = [cell.strip() for cell in next(reader, [])]
             if header != ["round", "client"]:
@@ -146,7 +153,7 @@ def _read_trace(path: Path) -> dict[int, frozenset[str]]:
             for row in reader:
                 if not row:
                     continue
-                if len(row) != 2 or not row[0].strip().isdecimal() or not row[1].strip():
+                if len(row) != 2 or not _ROUND.fullmatch(row[0].strip()) or not row[1].strip():
                     raise FedalignError(
                         f"trace {path}, line {reader.line_num}: {','.join(row)!r} is not 'round,client' (round from 0)"
                     )

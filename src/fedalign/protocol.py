@@ -13,6 +13,7 @@ Models are opaque here: anything that can be scaled by a number and added (torch
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,17 +110,18 @@ class Plan:
 
 
 def warmup_rounds(warmup: float, rounds: int) -> int:
-    """Read a warm-up given as a fraction of the rounds (a float below 1) or as a number of rounds.
+    """Read a warm-up given as a fraction of the rounds (a float up to 1.0) or as a number of rounds.
 
     >>> warmup_rounds(0.1, 200), warmup_rounds(5, 200)
     (20, 5)
     """
-    if isinstance(warmup, bool) or not (warmup >= 0) or math.isinf(warmup):
+    number = isinstance(warmup, numbers.Real) and not isinstance(warmup, bool)
+    if not number or not 0 <= warmup < math.inf:
         raise FedalignError(f"warmup must be a fraction of the rounds or a number of rounds, not {warmup!r}")
-    if isinstance(warmup, float) and warmup < 1:
+    if not isinstance(warmup, numbers.Integral) and warmup <= 1:
         return math.floor(warmup * rounds + 0.5)
     if warmup != int(warmup) or warmup > rounds:
-        raise FedalignError(f"warmup must be a fraction below 1 or 0 to {rounds} whole rounds, not {warmup}")
+        raise FedalignError(f"warmup must be a fraction up to 1.0 or 0 to {rounds} whole rounds, not {warmup}")
     return int(warmup)
 
 
@@ -215,6 +217,12 @@ def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tupl
             if isinstance(reply, Update) and (roster.priority[k] or rule.admits(own[k], broadcast))
         ]
         _stop_if_diverged(roster, round, {k: replies[k] for k in admitted})
+        for k in admitted:
+            if replies[k].model is None:  # type: ignore[union-attr]
+                raise FedalignError(
+                    f"{type(rule).__name__} admits client {roster.names[k]!r} now and refused it a moment ago: "
+                    "offers and admits must depend on their arguments alone"
+                )
         if any(roster.priority[k] for k in admitted):
             shares = _shares(roster, presence, admitted)
             model = aggregate([replies[k].model for k in shares], list(shares.values()))  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from fedalign.errors import FedalignError
-from fedalign.schedules import Schedulable, Schedule, as_schedule, values
+from fedalign.schedules import Constant, Schedulable, Schedule, as_schedule, values
 
 Split = Literal["heldout", "train", "test"]
 MatchOn = Literal["heldout", "train"]
@@ -96,7 +96,7 @@ class PriorityOnly(Rule):
 
 
 class Everyone(Rule):
-    """FedAvg on everybody, weights in proportion to sample counts."""
+    """FedAvg on everybody, weights in proportion to sample counts (after the run's warm-up, if it has one)."""
 
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
         """Always."""
@@ -135,7 +135,8 @@ class Align(Rule):
         if self.match_on not in (None, "heldout", "train"):
             raise FedalignError(f"match_on must be 'heldout' or 'train', not {self.match_on!r}")
         object.__setattr__(self, "needs_accuracy", self.on == "accuracy")
-        self.check(1)
+        if isinstance(self.schedule, Constant):
+            self.check(1)
 
     def check(self, rounds: int) -> None:
         """Refuse an ε that is negative or NaN in some round."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import math
+import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from fedalign.errors import FedalignError, nearest
@@ -115,7 +116,10 @@ class Piecewise(Schedule):
     pieces: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        pieces = tuple((int(t), float(v)) for t, v in self.pieces)
+        try:
+            pieces = tuple((int(t), float(v)) for t, v in self.pieces)
+        except (TypeError, ValueError) as error:
+            raise FedalignError(f"Piecewise: pieces must be pairs (round, value), not {self.pieces!r}") from error
         object.__setattr__(self, "pieces", pieces)
         starts = [t for t, _ in pieces]
         if not starts or starts[0] != 0 or sorted(set(starts)) != starts:
@@ -182,7 +186,7 @@ def as_schedule(value: Schedulable | Mapping[str, Any], what: str) -> Schedule:
         return value
     if isinstance(value, bool) or value is None:
         raise FedalignError(f"{what} must be a number, a schedule or a callable, not {value!r}")
-    if isinstance(value, int | float):
+    if isinstance(value, numbers.Real):
         return Constant(float(value))
     if isinstance(value, Mapping):
         return _from_table(dict(value), what)
@@ -193,8 +197,13 @@ def as_schedule(value: Schedulable | Mapping[str, Any], what: str) -> Schedule:
 
 def values(schedule: Schedule, rounds: int, what: str, *, positive: bool = False) -> list[float]:
     """Evaluate a schedule in every round and refuse what no round may have (negative, NaN)."""
-    found = [float(schedule.at(t, rounds)) for t in range(rounds)]
-    for t, value in enumerate(found):
+    found = []
+    for t in range(rounds):
+        try:
+            value = float(schedule.at(t, rounds))
+        except (OverflowError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise FedalignError(f"{what} cannot be computed in round {t}: {error}") from error
+        found.append(value)
         if math.isnan(value) or value < 0 or (positive and not 0 < value < math.inf):
             need = "a positive number" if positive else "a number of at least 0 (inf admits everybody)"
             raise FedalignError(f"{what} is {value} in round {t}; it must be {need}")
@@ -203,17 +212,21 @@ def values(schedule: Schedule, rounds: int, what: str, *, positive: bool = False
 
 def _from_table(table: dict[str, Any], what: str) -> Schedule:
     name = table.pop("schedule", None)
-    if name not in BY_NAME:
+    if not isinstance(name, str) or name not in BY_NAME:
         raise FedalignError(f"{what}: unknown schedule {name!r}; {nearest(str(name), BY_NAME)}")
     kind = BY_NAME[name]
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    for key in table:
+    known = {f.name: str(f.type) for f in fields(kind)}  # type: ignore[arg-type]
+    for key, value in table.items():
         if key not in known:
             raise FedalignError(f"{what}: schedule {name!r} has no key {key!r}; {nearest(key, known)}")
-    try:
-        return kind(**table)
-    except (TypeError, ValueError) as error:
-        raise FedalignError(f"{what}: schedule {name!r}: {error}") from error
+        wanted = int if known[key].startswith("int") else numbers.Real
+        if key != "pieces" and (isinstance(value, bool) or not isinstance(value, wanted)):
+            need = "a whole number" if wanted is int else "a number"
+            raise FedalignError(f"{what}: {key} of schedule {name!r} must be {need}, not {value!r}")
+    missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in table]  # type: ignore[arg-type]
+    if missing:
+        raise FedalignError(f"{what}: schedule {name!r} needs {missing[0]!r}")
+    return kind(**table)
 
 
 def _progress(t: int, over: int | None, total: int) -> float:

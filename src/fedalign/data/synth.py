@@ -6,12 +6,14 @@ Priority client k draws ``u_k ~ N(0, α)``, ``W_k ~ N(u_k, 1)``, ``b_k ~ N(u_k, 
 
 Free client j of M gets samples of the pooled priority data, made noisier with its level
 ``t_j = ((j + ½)/M)^(1/skew)``: labels move by a rounded uniform draw from ±label_noise·t_j (mod 10), and
-random_fraction·t_j as many irrelevant points (normal x, uniform y) are added. The pool is what priority clients train
-on: their held-out and test samples reach nobody else.
+random_fraction·t_j as many irrelevant points (normal x, uniform y) are added. Each part is drawn from the same part of
+the priority clients' data: training from training, held-out from held-out, test from test. So no held-out or test
+sample of anybody is trained on by anybody, and F_k and F are both losses on unseen data.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,7 @@ from fedalign.federation import Federation
 from fedalign.randomness import Purpose, generator
 
 Samples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+Parts = tuple[Samples, Samples, Samples]  # training, held-out, test
 DIMENSIONS, CLASSES = 60, 10
 
 
@@ -33,8 +36,8 @@ class Synth:
     beta: float = 1.0
     priority: int = 10  #: how many priority clients
     free: int = 10  #: how many free clients
-    samples: int = 250  #: a client's samples, held-out ones included; the smallest if sizes is "lognormal"
-    sizes: str = "equal"  #: "equal", or FedProx's "lognormal": samples + int(lognormal(4, 2))
+    samples: int = 250  #: a client's samples, held-out ones included, if sizes is "equal"
+    sizes: str = "equal"  #: "equal", or FedProx's "lognormal": int(lognormal(4, 2)) + 50
     test_samples: int = 250  #: a client's test samples
     label_noise: float = 2.5
     label_skew: float = 1.5
@@ -43,14 +46,14 @@ class Synth:
     heldout_fraction: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("priority", "samples"):
-            if getattr(self, name) < 1:
-                raise FedalignError(f"data.{name} must be at least 1, not {getattr(self, name)}")
+        for name, least in (("priority", 1), ("samples", 2)):
+            if getattr(self, name) < least:
+                raise FedalignError(f"data.{name} must be at least {least}, not {getattr(self, name)}")
         for name in ("alpha", "beta", "free", "test_samples", "label_noise", "random_fraction"):
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise FedalignError(f"data.{name} must be at least 0, not {getattr(self, name)}")
         for name in ("label_skew", "random_skew"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise FedalignError(f"data.{name} must be positive, not {getattr(self, name)}")
         if self.sizes not in ("equal", "lognormal"):
             raise FedalignError(f"data.sizes must be 'equal' or 'lognormal', not {self.sizes!r}")
@@ -64,9 +67,10 @@ class Synth:
         Federation(4 clients, 2 priority, 160 training and 40 held-out samples)
         """
         priority = [self._priority_client(seed, k) for k in range(self.priority)]
-        pool_x = np.concatenate([train[0] for train, _, _ in priority])
-        pool_y = np.concatenate([train[1] for train, _, _ in priority])
-        free = [self._free_client(seed, j, pool_x, pool_y, priority) for j in range(self.free)]
+        pools = [
+            (np.concatenate([c[s][0] for c in priority]), np.concatenate([c[s][1] for c in priority])) for s in range(3)
+        ]
+        free = [self._free_client(seed, j, pools) for j in range(self.free)]
         clients = priority + free
         return Federation.from_arrays(
             [train for train, _, _ in clients],
@@ -81,51 +85,48 @@ class Synth:
     def _size(self, seed: int, client: int) -> int:
         if self.sizes == "equal":
             return self.samples
-        return self.samples + int(generator(seed, Purpose.DATA, 1, client).lognormal(4, 2))
+        return int(generator(seed, Purpose.DATA, 1, client).lognormal(4, 2)) + 50
 
-    def _priority_client(self, seed: int, k: int) -> tuple[Samples, Samples, Samples]:
+    def task(self, seed: int, k: int) -> tuple[npt.NDArray[np.float64], ...]:
+        """Draw priority client k's labelling and mean: ``W_k``, ``b_k`` and ``v_k``."""
         draw = generator(seed, Purpose.DATA, 2, k)
         u = draw.normal(0, self.alpha)
         W = draw.normal(u, 1, (DIMENSIONS, CLASSES))
         b = draw.normal(u, 1, CLASSES)
         v = draw.normal(draw.normal(0, self.beta), 1, DIMENSIONS)
+        return W, b, v
+
+    def noise(self, j: int) -> tuple[float, float]:
+        """Give free client j's largest label shift and its share of irrelevant points."""
+        place = (j + 0.5) / self.free
+        return self.label_noise * place ** (1 / self.label_skew), self.random_fraction * place ** (1 / self.random_skew)
+
+    def _priority_client(self, seed: int, k: int) -> Parts:
+        W, b, v = self.task(seed, k)
         deviation = np.arange(1, DIMENSIONS + 1) ** -0.6
         size = self._size(seed, k)
-        x = (v + deviation * draw.normal(size=(size + self.test_samples, DIMENSIONS))).astype(np.float32)
+        normal = generator(seed, Purpose.DATA, 4, k).normal(size=(size + self.test_samples, DIMENSIONS))
+        x = (v + deviation * normal).astype(np.float32)
         y = (x @ W + b).argmax(1)
-        return self._split((x[:size], y[:size]), (x[size:], y[size:]))
+        kept = size - self._held(size)
+        # Samples are independent draws, so their order carries nothing.
+        return (x[:kept], y[:kept]), (x[kept:size], y[kept:size]), (x[size:], y[size:])
 
-    def _free_client(
-        self,
-        seed: int,
-        j: int,
-        pool_x: npt.NDArray[np.float32],
-        pool_y: npt.NDArray[np.int64],
-        priority: list[tuple[Samples, Samples, Samples]],
-    ) -> tuple[Samples, Samples, Samples]:
+    def _free_client(self, seed: int, j: int, pools: list[Samples]) -> Parts:
         draw = generator(seed, Purpose.DATA, 3, j)
-        place = (j + 0.5) / self.free
-        shift = self.label_noise * place ** (1 / self.label_skew)
-        extra = self.random_fraction * place ** (1 / self.random_skew)
+        shift, extra = self.noise(j)
 
-        def noisy(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> Samples:
-            y = (y + np.rint(draw.uniform(-shift, shift, len(y))).astype(np.int64)) % CLASSES
-            added = round(extra * len(y))
+        def noisy(pool: Samples, count: int) -> Samples:
+            taken = draw.choice(len(pool[1]), count, replace=count > len(pool[1])) if count else np.empty(0, np.int64)
+            x, y = pool[0][taken], pool[1][taken]
+            y = (y + np.rint(draw.uniform(-shift, shift, count)).astype(np.int64)) % CLASSES
+            added = round(extra * count)
             x = np.concatenate([x, draw.normal(size=(added, DIMENSIONS)).astype(np.float32)])
-            y = np.concatenate([y, draw.integers(0, CLASSES, added)])
-            order = draw.permutation(len(y))
-            return x[order], y[order]
+            return x, np.concatenate([y, draw.integers(0, CLASSES, added)])
 
         size = self._size(seed, self.priority + j)
-        taken = draw.choice(len(pool_y), size, replace=size > len(pool_y))
-        tested = [test for _, _, test in priority]
-        test_x, test_y = (np.concatenate(parts) for parts in zip(*tested, strict=True))
-        tried = draw.choice(len(test_y), self.test_samples, replace=False) if len(test_y) else np.empty(0, np.int64)
-        return self._split(noisy(pool_x[taken], pool_y[taken]), noisy(test_x[tried], test_y[tried]))
+        held = self._held(size)
+        return noisy(pools[0], size - held), noisy(pools[1], held), noisy(pools[2], self.test_samples)
 
-    def _split(self, own: Samples, test: Samples) -> tuple[Samples, Samples, Samples]:
-        """Hold the last part out. Samples are independent draws, so their order carries nothing."""
-        x, y = own
-        held = min(max(1, round(self.heldout_fraction * len(y))), len(y) - 1) if self.heldout_fraction else 0
-        kept = len(y) - held
-        return (x[:kept], y[:kept]), (x[kept:], y[kept:]), test
+    def _held(self, size: int) -> int:
+        return min(max(1, round(self.heldout_fraction * size)), size - 1) if self.heldout_fraction else 0

@@ -71,9 +71,9 @@ def check_type(key: str, value: Any, annotation: Any) -> Any:
             return value if int in wanted else float(value)
         if kind in (int, bool, str) and type(value) is kind:
             return value
-        if kind is list and isinstance(value, list | tuple):
-            return list(value)
-    names = [_NAMES[kind] for kind in wanted if kind in _NAMES]
+        if isinstance(kind, tuple) and isinstance(value, list | tuple):
+            return [check_type(f"an entry of {key}", item, kind[1]) for item in value]
+    names = [_NAMES[list] if isinstance(kind, tuple) else _NAMES[kind] for kind in wanted]
     raise FedalignError(f"{key} must be {' or '.join(dict.fromkeys(names))}, not {value!r}")
 
 
@@ -88,4 +88,6 @@ def _alternatives(annotation: Any) -> list[Any]:
         return [str]
     if origin is Schedule:
         return [dict]
-    return [list] if origin in (list, tuple, Sequence) else []
+    if origin in (list, Sequence):
+        return [(list, (*typing.get_args(annotation), str)[0])]
+    return []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -17,6 +19,7 @@ from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.build import check, check_type, construct, resolve
 from fedalign.federation import Federation
 from fedalign.local import LocalSGD
+from fedalign.losses import PerSampleLoss, cross_entropy, squared_error
 from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
 from fedalign.rules import Align, Everyone, PriorityOnly, Rule
 from fedalign.schedules import Schedule
@@ -63,6 +66,8 @@ _TOP: dict[str, Any] = {
     "epsilon": int | float | Schedule,
     "match": Literal["loss", "accuracy"],
     "match_on": Literal["heldout", "train"],
+    "loss": Literal["cross-entropy", "squared-error"],
+    "device": str,
 }
 _DEFAULTS: dict[str, Any] = {
     "description": "",
@@ -73,7 +78,11 @@ _DEFAULTS: dict[str, Any] = {
     "epsilon": 0.2,
     "match": "loss",
     "match_on": "heldout",
+    "loss": "cross-entropy",
+    "device": "auto",
 }
+LOSSES: dict[str, PerSampleLoss] = {"cross-entropy": cross_entropy, "squared-error": squared_error}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SECTIONS = ("data", "model", "local", "participation", "arm")
 
 
@@ -123,8 +132,11 @@ class Experiment:
         self.seeds = list(range(settings["seeds"]))
         self._data = construct(settings["data"], DATA)
         self._participation = construct(settings["participation"], PARTICIPATION)
-        for arm in self.arms:
-            self._rule(arm), self._local(arm)
+        self.loss = LOSSES[settings["loss"]]
+        self.device: str = settings["device"]
+        for arm in {*self.arms, *settings.get("arm", {})}:
+            self._rule(arm)
+            self._local(arm).check(self.rounds)
 
     def model(self) -> nn.Module:
         """Make the experiment's model."""
@@ -203,10 +215,15 @@ def _resolve(table: dict[str, Any]) -> dict[str, Any]:
             raise FedalignError(f"unknown key {key}; {nearest(key, [*_TOP, *_SECTIONS])}")
         else:
             settings[key] = check_type(key, value, _TOP[key])
+    data = table.get("data", {})
+    if "match_on" not in settings and data.get("heldout_fraction") == 0:
+        settings["match_on"] = "train"  # there is nothing else to match on
     settings = {key: settings.get(key, _DEFAULTS.get(key)) for key in _TOP}
-    for key, options in (("match", ("loss", "accuracy")), ("match_on", ("heldout", "train"))):
-        if settings[key] not in options:
-            raise FedalignError(f"{key} must be {options[0]!r} or {options[1]!r}, not {settings[key]!r}")
+    _check_options("", settings)
+    if not _NAME.fullmatch(settings["name"]):
+        raise FedalignError(
+            f"name {settings['name']!r} may hold letters, digits, '.', '-' and '_' alone: it names a folder"
+        )
     for key in ("rounds", "seeds"):
         if settings[key] < 1:
             raise FedalignError(f"{key} must be at least 1, not {settings[key]}")
@@ -229,12 +246,21 @@ def _resolve(table: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _check_options(prefix: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a text that isn't one of the few that a setting may be."""
+    for key in ("match", "match_on", "loss"):
+        options = typing.get_args(_TOP[key])
+        if key in settings and settings[key] not in options:
+            raise FedalignError(f"{prefix}{key} must be {options[0]!r} or {options[1]!r}, not {settings[key]!r}")
+
+
 def _own_arm(name: str, table: Any, rules: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise FedalignError(f"arm.{name} must be a section [arm.{name}], not {table!r}")
-    if not name.replace("-", "").replace("_", "").isalnum():
-        raise FedalignError(f"arm name {name!r} may hold letters, digits, - and _ alone: it names a folder")
+    if not _NAME.fullmatch(name):
+        raise FedalignError(f"arm name {name!r} may hold letters, digits, '.', '-' and '_' alone: it names a folder")
     checked = check(f"arm.{name}", {"rule": name, **table} if name in rules else table, ArmSettings)
+    _check_options(f"arm.{name}.", checked)
     if checked["rule"] not in rules:
         raise FedalignError(f"arm.{name}.rule is {checked['rule']!r}; {nearest(checked['rule'], rules)}")
     return checked

@@ -16,7 +16,7 @@ import torch
 
 from fedalign.errors import FedalignError
 from fedalign.experiments.config import Experiment
-from fedalign.experiments.store import Checkpoint, RunStore
+from fedalign.experiments.store import Checkpoint, RunStore, write_atomically
 from fedalign.experiments.summary import summarise
 from fedalign.history import History, RoundRecord
 from fedalign.protocol import RoundDone
@@ -59,13 +59,17 @@ def prepare(experiment: Experiment, folder: Path, *, resume: bool = False, devic
     notes: list[str] = []
     if resume:
         notes += _check_same(experiment, folder, chosen)
-    elif (folder / "config.toml").exists():
-        held = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")).get("name", "an experiment")
+    elif folder.is_dir() and (folder / "config.toml").exists():
+        held = _read_settings(folder).get("name", "another experiment")
         raise FedalignError(f"{folder} already holds a run of {held!r}; go on with --resume, or choose another --out")
     elif folder.exists() and not folder.is_dir():
         raise FedalignError(f"{folder} is a file; --out must name a folder")
     runs = experiment.specs()
     stores = [RunStore(folder / arm / f"seed-{seed}") for arm, seed, _ in runs]
+    if not resume:
+        for store in stores:
+            if not store.is_empty():
+                raise FedalignError(f"{store.folder} already holds a run's output; choose another --out")
     points: list[Checkpoint | None] = [None] * len(runs)
     if resume:
         points, said = _common_points(stores)
@@ -76,7 +80,10 @@ def prepare(experiment: Experiment, folder: Path, *, resume: bool = False, devic
         for i, ((_, _, spec), store) in enumerate(zip(runs, stores, strict=True))
         if store.diverged() is None and (spec.start < spec.rounds or not store.model.exists())
     ]
-    simulation = Simulation([runs[i][2] for i in live], experiment.model, device=str(chosen)) if live else None
+    simulation = None
+    if live:
+        specs = [runs[i][2] for i in live]
+        simulation = Simulation(specs, experiment.model, loss=experiment.loss, device=str(chosen))
     return Prepared(experiment, folder, resume, runs, stores, points, chosen, simulation, live, notes)
 
 
@@ -97,9 +104,12 @@ def execute(
         on_round(arm, seed, done.record)
 
     if prepared.simulation is not None:
-        results = prepared.simulation.run(store_round)
-        for place, result in enumerate(results):
-            _finish(prepared.stores[prepared.live[place]], prepared.runs[prepared.live[place]][2], result)
+        results = prepared.simulation.run(
+            store_round, lambda place, error: prepared.stores[prepared.live[place]].mark_diverged(error)
+        )
+        for i, result in zip(prepared.live, results, strict=True):
+            if result.error is None:
+                prepared.stores[i].save_model(_named_tensors(prepared.runs[i][2], result))
 
     histories: dict[str, dict[int, History]] = {}
     diverged: dict[str, dict[int, str]] = {}
@@ -114,9 +124,9 @@ def execute(
         "seeds": experiment.seeds,
         "device": _device_name(prepared.device),
         "seconds": round(earlier + time.monotonic() - began, 3),
-        "arms": summarise(histories, diverged),
+        "arms": summarise(histories, diverged, {arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)}),
     }
-    _write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
     return Outcome(summary, histories, diverged)
 
 
@@ -138,14 +148,9 @@ def latest_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 
 def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> list[str]:
-    path = folder / "config.toml"
-    if not path.exists():
+    if not (folder / "config.toml").exists():
         raise FedalignError(f"{folder} holds no run to resume (there is no config.toml in it)")
-    try:
-        stored = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise FedalignError(f"{path} is damaged, so this run cannot be resumed: {error}") from error
-    old, new = _flatten(stored), _flatten(_settings(experiment, device))
+    old, new = _flatten(_read_settings(folder)), _flatten(_settings(experiment, device))
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "device")
     if changed:
         shown = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)
@@ -162,7 +167,7 @@ def _common_points(stores: Sequence[RunStore]) -> tuple[list[Checkpoint | None],
         good, said = store.checkpoints()
         usable.append(good)
         if said:
-            onward = f"going on from round {good[0].rounds}" if good else "starting this run again"
+            onward = f"going on from round {good[0].rounds}" if good else "this run starts again"
             notes += [f"{message}; {onward}" for message in said]
     counted = [
         good[0].rounds if good else 0 for good, store in zip(usable, stores, strict=True) if not store.diverged()
@@ -186,7 +191,7 @@ def _open_folder(prepared: Prepared) -> None:
             store.folder.mkdir(parents=True, exist_ok=True)
         if not prepared.resume:
             text = tomli_w.dumps(_settings(prepared.experiment, prepared.device))
-            _write_atomically(prepared.folder / "config.toml", text)
+            write_atomically(prepared.folder / "config.toml", text)
     except OSError as error:
         raise FedalignError(f"cannot write to {prepared.folder}: {error.strerror}") from error
     if prepared.resume:
@@ -194,24 +199,27 @@ def _open_folder(prepared: Prepared) -> None:
             prepared.stores[i].rewind(prepared.points[i])
 
 
-def _finish(store: RunStore, spec: RunSpec, result: SimulationResult) -> None:
-    if result.error is not None:
-        store.mark_diverged(result.error)
-        return
-    if isinstance(spec.rule, Alone):
-        names = spec.federation.roster.names
-        tensors = {
-            f"{name}.{key}": value.contiguous()
-            for name, module in zip(names, result.model, strict=True)
-            for key, value in module.state_dict().items()
-        }
-    else:
-        tensors = {key: value.contiguous() for key, value in result.model.state_dict().items()}
-    store.save_model(tensors)
+def _named_tensors(spec: RunSpec, result: SimulationResult) -> dict[str, torch.Tensor]:
+    """Name a run's final weights; where every client has a model, by the client too."""
+    if not isinstance(spec.rule, Alone):
+        return {key: value.contiguous() for key, value in result.model.state_dict().items()}
+    return {
+        f"{name}.{key}": value.contiguous()
+        for name, module in zip(spec.federation.roster.names, result.model, strict=True)
+        for key, value in module.state_dict().items()
+    }
 
 
 def _settings(experiment: Experiment, device: torch.device) -> dict[str, Any]:
-    return {"device": device.type, **experiment.settings}
+    return {**experiment.settings, "device": device.type}
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    path = folder / "config.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedalignError(f"{path} is damaged: {error}") from error
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -225,15 +233,11 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _earlier_seconds(folder: Path) -> float:
-    path = folder / "summary.json"
-    return float(json.loads(path.read_text(encoding="utf-8"))["seconds"]) if path.exists() else 0.0
+    try:
+        return float(json.loads((folder / "summary.json").read_bytes())["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0  # the run never finished, or its summary is damaged and is about to be written again
 
 
 def _device_name(device: torch.device) -> str:
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)

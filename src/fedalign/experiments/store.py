@@ -2,7 +2,7 @@
 
 After every round the line is flushed first, then the checkpoint replaces the old one, which is kept as ``previous``.
 A checkpoint knows how long ``rounds.jsonl`` was, so what a killed run wrote after it is cut off on resume, and it
-carries a checksum, so a damaged one is noticed.
+carries checksums of itself and of the log up to there, so damage is noticed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedalign.errors import DivergedError
+from fedalign.errors import DivergedError, FedalignError
 from fedalign.history import History, RoundRecord
 
 
@@ -27,6 +28,7 @@ class Checkpoint:
     rounds: int
     offset: int
     state: torch.Tensor
+    path: Path
 
 
 class RunStore:
@@ -39,15 +41,29 @@ class RunStore:
         self._latest = folder / "checkpoint.safetensors"
         self._previous = folder / "checkpoint-previous.safetensors"
         self._diverged = folder / "diverged.json"
+        self._log_digest: Any = None  # of what is in the log; None: not read yet
+
+    def is_empty(self) -> bool:
+        """Tell whether no run has written here."""
+        return not any(p.exists() for p in (self.log, self.model, self._latest, self._previous, self._diverged))
 
     def append(self, record: RoundRecord, state: torch.Tensor) -> None:
         """Store a finished round."""
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(record.to_json() + "\n")
+        if self._log_digest is None:
+            self._log_digest = hashlib.sha256(self.log.read_bytes() if self.log.exists() else b"")
+        line = record.to_json().encode() + b"\n"
+        with self.log.open("ab") as file:
+            file.write(line)
             file.flush()
             offset = file.tell()
+        self._log_digest.update(line)
         state = state.detach().cpu().contiguous()
-        info = {"rounds": str(record.round + 1), "offset": str(offset), "sha256": _digest(state)}
+        info = {
+            "rounds": str(record.round + 1),
+            "offset": str(offset),
+            "log": self._log_digest.hexdigest(),
+            "state": _digest(state),
+        }
         fresh = self._latest.with_suffix(".new")
         save_file({"state": state}, fresh, info)
         if self._latest.exists():
@@ -61,21 +77,20 @@ class RunStore:
             if not path.exists():
                 continue
             try:
-                checkpoint = _read_checkpoint(path)
+                good.append(self._read_checkpoint(path))
             except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-                said.append(f"{path} is damaged ({error})")
-                continue
-            if self._log_reaches(checkpoint):
-                good.append(checkpoint)
-            else:
-                said.append(f"{self.log} ends before the round that {path.name} was written after")
+                said.append(f"{path} cannot be used ({error})")
         return good, said
 
     def rewind(self, checkpoint: Checkpoint | None) -> None:
-        """Cut the log back to a checkpoint, or start afresh."""
-        if checkpoint is None:
-            for path in (self.log, self._latest, self._previous):
+        """Cut the log back to a checkpoint, or start afresh. Checkpoints that aren't used are removed."""
+        self._log_digest = None
+        for path in (self._latest, self._previous):
+            # The one before the newest stays as its fallback; one that is damaged or too new must not become it.
+            if checkpoint is None or (path == self._latest and checkpoint.path != path):
                 path.unlink(missing_ok=True)
+        if checkpoint is None:
+            self.log.unlink(missing_ok=True)
             return
         with self.log.open("r+b") as file:
             file.truncate(checkpoint.offset)
@@ -84,17 +99,27 @@ class RunStore:
         """Read the rounds written so far; a last line that a kill cut short is left out."""
         if not self.log.exists():
             return History()
-        lines = self.log.read_bytes().split(b"\n")
-        return History([RoundRecord.from_json(line) for line in lines[:-1]])
+        records = []
+        for number, line in enumerate(self.log.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                records.append(RoundRecord.from_json(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise FedalignError(f"{self.log}, line {number} is damaged: {error}") from error
+        return History(records)
 
     def diverged(self) -> str | None:
         """Say how this run diverged, if it did."""
-        return str(json.loads(self._diverged.read_text())["message"]) if self._diverged.exists() else None
+        if not self._diverged.exists():
+            return None
+        try:
+            return str(json.loads(self._diverged.read_bytes())["message"])
+        except (ValueError, KeyError, TypeError):
+            return f"diverged (how can't be read: {self._diverged} is damaged)"
 
     def mark_diverged(self, error: DivergedError) -> None:
         """Remember that this run ended early, so that a resume doesn't repeat it."""
-        text = json.dumps({"round": error.round, "clients": error.clients, "message": str(error)}, indent=1)
-        self._diverged.write_text(text + "\n", encoding="utf-8")
+        what = {"round": error.round, "clients": error.clients, "message": str(error)}
+        write_atomically(self._diverged, json.dumps(what, indent=1) + "\n")
 
     def save_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write the final weights."""
@@ -102,20 +127,25 @@ class RunStore:
         save_file(tensors, fresh)
         fresh.replace(self.model)
 
-    def _log_reaches(self, checkpoint: Checkpoint) -> bool:
-        if not self.log.exists() or self.log.stat().st_size < checkpoint.offset:
-            return False
-        with self.log.open("rb") as file:
-            return file.read(checkpoint.offset).count(b"\n") == checkpoint.rounds
+    def _read_checkpoint(self, path: Path) -> Checkpoint:
+        with safe_open(path, framework="pt") as file:
+            info = file.metadata() or {}
+            state = file.get_tensor("state")
+        if info["state"] != _digest(state):
+            raise ValueError("its checksum doesn't match")
+        rounds, offset = int(info["rounds"]), int(info["offset"])
+        with self.log.open("rb") as log:
+            before = log.read(offset)
+        if len(before) < offset or hashlib.sha256(before).hexdigest() != info["log"]:
+            raise ValueError(f"{self.log.name} isn't as it was then")
+        return Checkpoint(rounds, offset, state, path)
 
 
-def _read_checkpoint(path: Path) -> Checkpoint:
-    with safe_open(path, framework="pt") as file:
-        info = file.metadata() or {}
-        state = file.get_tensor("state")
-    if info["sha256"] != _digest(state):
-        raise ValueError("its checksum doesn't match")
-    return Checkpoint(int(info["rounds"]), int(info["offset"]), state)
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text so that a reader, or a kill, meets the old file or the new one, never half of it."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
 
 
 def _digest(state: torch.Tensor) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from fedalign.history import History, mean_or_none
 
 
 def summarise(
-    histories: Mapping[str, Mapping[int, History]], diverged: Mapping[str, Mapping[int, str]]
+    histories: Mapping[str, Mapping[int, History]], diverged: Mapping[str, Mapping[int, str]], alone: Set[str]
 ) -> dict[str, Any]:
     """Summarise every arm. A final figure is the mean of the last 10 rounds; a diverged seed has none.
 
-    ``std`` is the sample standard deviation over seeds. ``admitted_mean`` is the mean number of admitted free
-    clients over all rounds and seeds; ``models_up`` and ``models_down`` are a run's totals, averaged over seeds.
+    ``std`` is the sample standard deviation over seeds; ``admitted_mean`` is the mean number of admitted free clients
+    over all rounds and seeds; ``models_up`` and ``models_down`` are a run's totals, averaged over seeds; ``alone``
+    marks arms without a shared model.
     """
     arms = {}
     for arm, runs in histories.items():
@@ -28,6 +29,7 @@ def summarise(
             "models_up": mean_or_none(float(sum(r.models_up for r in h.rounds)) for h in alive.values()),
             "models_down": mean_or_none(float(sum(r.models_down for r in h.rounds)) for h in alive.values()),
             "skipped_rounds": sum(r.skipped is not None for h in alive.values() for r in h.rounds),
+            "alone": arm in alone,
             "diverged": {str(seed): message for seed, message in failed.items()},
         }
     return arms

@@ -41,6 +41,6 @@ def read_run(folder: Path) -> RunFolder:
             arm: {seed: RunStore(folder / arm / f"seed-{seed}").history() for seed in summary["seeds"]}
             for arm in summary["arms"]
         }
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, KeyError, TypeError, OSError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise FedalignError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
     return RunFolder(folder, settings, summary, histories)

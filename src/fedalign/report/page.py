@@ -36,8 +36,8 @@ def write_report(runs: Sequence[RunFolder], folder: Path) -> Report:
     sections, pictures = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for run in runs:
-            prefix = "" if len(runs) == 1 else f"{run.folder.name}-"
+        for number, run in enumerate(runs, start=1):
+            prefix = "" if len(runs) == 1 else f"{number}-{run.folder.name}-"
             made = _draw(run, folder, prefix)
             pictures += made
             sections.append(_section(run, [path for path in made if path.suffix == ".png"]))

@@ -102,7 +102,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
 
     written = []
     for suffix, metadata in ((".png", {}), (".pdf", {"CreationDate": None})):
-        target = path.with_suffix(suffix)
+        target = path.with_name(path.name + suffix)
         figure.savefig(target, bbox_inches="tight", metadata=metadata)
         written.append(target)
     plt.close(figure)

@@ -28,7 +28,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str, str, str, bo
 HEADINGS = ("arm", "accuracy %", "loss", "admitted", "models up", "models down")
 
 
-NOTE = "Bold: the best shared model; local has a model per client, so it isn't ranked."
+NOTE = "Bold: the best shared model; where every client has its own (local) there is none, so it isn't ranked."
 
 
 def terminal_table(summary: dict[str, Any]) -> Table:
@@ -45,7 +45,7 @@ def terminal_table(summary: dict[str, Any]) -> Table:
 
 
 def _best(arms: dict[str, Any]) -> str | None:
-    arms = {arm: figures for arm, figures in arms.items() if arm != "local"}
+    arms = {arm: figures for arm, figures in arms.items() if not figures["alone"]}
     by_accuracy = {a: f["test_accuracy"]["mean"] for a, f in arms.items() if f["test_accuracy"]["mean"] is not None}
     if by_accuracy:
         return max(by_accuracy, key=lambda arm: by_accuracy[arm])

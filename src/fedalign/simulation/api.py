@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from fedalign.participation import Full, Participation
 from fedalign.protocol import Plan, RoundDone, alone, federated, warmup_rounds
 from fedalign.randomness import Purpose, hashed
 from fedalign.rules import Align, PriorityOnly, Rule, Split
+from fedalign.simulation.checks import check_model, check_repeatable
 from fedalign.simulation.driver import Driver, LiveRun
 from fedalign.simulation.engine_batched import BatchedEngine
 from fedalign.simulation.engine_reference import ReferenceEngine
@@ -101,6 +103,7 @@ def simulate(
 
     (result,) = simulate_many([spec], model, loss=loss, device=device, engine=engine, chunk=chunk, on_round=relay)
     if result.error is not None:
+        result.error.history = result.history
         raise result.error
     return result
 
@@ -121,25 +124,33 @@ class Simulation:
         if not specs:
             raise FedalignError("there is nothing to simulate: no runs were given")
         self.device = resolve_device(device)
-        self._template = _initial(model, specs[0].seed)
-        self.layout = Layout(self._template)
         plans = [_plan(spec) for spec in specs]
+        self._template = _initial(model, specs[0].seed)
+        check_repeatable(self._template)
+        self.layout = Layout(self._template)
         data = Data([spec.federation.pool for spec in specs], self.device, self.layout.dtype)
-        _check_model(self._template, data, specs, loss)
+        accuracy = check_model(self._template, data, [spec.federation for spec in specs], loss)
+        for spec in specs:
+            if isinstance(spec.rule, Rule) and spec.rule.needs_accuracy and not accuracy:
+                raise FedalignError("matching on accuracy needs a task with classes; this one has none: use on='loss'")
         self._engine: Engine
         if engine == "batched":
-            self._engine = BatchedEngine(self._template, loss, data, chunk)
+            self._engine = BatchedEngine(self._template, loss, data, chunk, accuracy=accuracy)
         elif engine == "reference":
-            self._engine = ReferenceEngine(self._template, loss, data)
+            self._engine = ReferenceEngine(self._template, loss, data, accuracy=accuracy)
         else:
             raise FedalignError(f"unknown engine {engine!r}; {nearest(str(engine), ['batched', 'reference'])}")
         self._runs = [
             _live(spec, plan, model, self.layout, self.device) for spec, plan in zip(specs, plans, strict=True)
         ]
 
-    def run(self, on_round: Callable[[int, RoundDone], None] = lambda index, done: None) -> list[SimulationResult]:
-        """Drive all runs to their ends. ``on_round`` gets a run's index and its finished round."""
-        Driver(self._engine, self._runs, on_round).drive()
+    def run(
+        self,
+        on_round: Callable[[int, RoundDone], None] = lambda index, done: None,
+        on_diverged: Callable[[int, DivergedError], None] = lambda index, error: None,
+    ) -> list[SimulationResult]:
+        """Drive all runs to their ends. The callbacks get a run's index, and its finished round or how it diverged."""
+        Driver(self._engine, self._runs, on_round, on_diverged).drive()
         return [_result(run, self._template, self.layout) for run in self._runs]
 
 
@@ -177,18 +188,22 @@ def resolve_device(name: str) -> torch.device:
 
 def _plan(spec: RunSpec) -> Plan:
     rule = spec.rule if isinstance(spec.rule, Rule) else PriorityOnly()
-    if isinstance(spec.rounds, bool) or not isinstance(spec.rounds, int) or spec.rounds < 1:
-        raise FedalignError(f"rounds must be a whole number of at least 1, not {spec.rounds!r}")
-    if not isinstance(spec.rule, Rule | Alone):
-        raise FedalignError(f"rule must be a fedalign.Rule, not {spec.rule!r}")
+    for name, value, least, most in (("rounds", spec.rounds, 1, 10**9), ("seed", spec.seed, 0, 2**63 - 1)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
+            raise FedalignError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+    for name, given, kind in (
+        ("federation", spec.federation, Federation),
+        ("rule", spec.rule, Rule | Alone),
+        ("local", spec.local, LocalSGD),
+        ("participation", spec.participation, Participation),
+    ):
+        if not isinstance(given, kind):
+            wanted = "fedalign.Rule" if name == "rule" else f"fedalign.{kind.__name__}"  # type: ignore[union-attr]
+            raise FedalignError(f"{name} must be a {wanted} object, not {given!r}")
     fed = spec.federation
     rule.check(spec.rounds)
     spec.local.check(spec.rounds)
     spec.participation.check(fed.roster, spec.rounds)
-    if rule.needs_accuracy and not fed.pool.has_classes:
-        raise FedalignError(
-            "matching on accuracy needs labels that are class numbers; here they are numbers: use on='loss'"
-        )
     match_on: Split = rule.match_on or ("heldout" if fed.has_heldout else "train")
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
@@ -209,60 +224,13 @@ def _initial(model: ModelFactory | nn.Module, seed: int) -> nn.Module:
     return made.cpu()
 
 
-def _check_model(template: nn.Module, data: Data, specs: Sequence[RunSpec], loss: PerSampleLoss) -> None:
-    """Try the model on one sample, and see that its outputs fit the labels."""
-    dropout = [type(m).__name__ for m in template.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-    if dropout:
-        raise FedalignError(
-            f"the model has {dropout[0]}, whose masks come from hidden random state, so results could not be repeated "
-            "or resumed; leave it out (weight_decay or clip regularise too)"
-        )
-    probe = copy.deepcopy(template).to(data.device).eval()
-    x, y = data.batch(torch.zeros(1, dtype=torch.int64, device=data.device))
-    shape = tuple(x.shape[1:])
-    try:
-        with torch.no_grad():
-            outputs = probe(x)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FedalignError(f"the model does not take samples of shape {shape}: {first}") from error
-    if data.has_classes:
-        classes = outputs.shape[1] if outputs.dim() > 1 else 1
-        for federation in {id(s.federation): s.federation for s in specs}.values():
-            _check_labels(federation, classes)
-    elif loss is cross_entropy:
-        raise FedalignError(
-            "the labels are real numbers, which cross-entropy cannot use; pass loss=fedalign.squared_error"
-        )
-    try:
-        with torch.no_grad():
-            losses = loss(outputs, y)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FedalignError(f"the loss fails on outputs of shape {tuple(outputs.shape)}: {first}") from error
-    if tuple(losses.shape) != (1,):
-        raise FedalignError(
-            f"the loss must give one number per sample; for one sample it gave shape {tuple(losses.shape)}"
-        )
-
-
-def _check_labels(federation: Federation, classes: int) -> None:
-    if int(federation.pool.y.max()) < classes:
-        return
-    labels = federation.pool.y.numpy()
-    for client in federation.clients:
-        for split in ("train", "heldout", "test"):
-            rows = client.rows(split)
-            if len(rows) and int(labels[rows].max()) >= classes:
-                raise FedalignError(
-                    f"client {client.name!r} has label {int(labels[rows].max())} in its {split} data, "
-                    f"but the model has {classes} outputs (labels 0 to {classes - 1})"
-                )
-
-
 def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: Layout, device: torch.device) -> LiveRun:
     if spec.state is not None:
         state = spec.state.to(device)
+        if state.shape[-1] != layout.size:
+            raise FedalignError(
+                f"the state to go on from has {state.shape[-1]} numbers, but the model has {layout.size}"
+            )
     else:
         module = _initial(model, spec.seed)
         if Layout(module).shapes != layout.shapes:
@@ -278,7 +246,7 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
 
 def _result(run: LiveRun, template: nn.Module, layout: Layout) -> SimulationResult:
     if run.error is not None or run.result is None:
-        return SimulationResult(None, History(), run.error)
+        return SimulationResult(None, History(run.records), run.error)
 
     def module_of(flat: torch.Tensor) -> nn.Module:
         module = copy.deepcopy(template)

@@ -28,7 +28,7 @@ class _Replacement(nn.Module):
         super().__init__()
         self._parameters = layer._parameters
         self._buffers = layer._buffers
-        self.eps, self.momentum, self.tracks = layer.eps, layer.momentum, layer.track_running_stats
+        self.eps, self.momentum = layer.eps, layer.momentum
         self.training = layer.training
 
     weight: torch.Tensor | None
@@ -43,19 +43,18 @@ class SparingBatchNorm(_Replacement):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise."""
-        training = self.training and not (self.tracks and x.numel() == x.shape[1])
+        training = self.training and x.numel() > x.shape[1]
         rate = self.momentum
-        if training and self.tracks:
+        if training:
             self.num_batches_tracked.add_(1)
             rate = 1 / float(self.num_batches_tracked) if rate is None else rate
-        use_batch = training or not self.tracks
         return torch.batch_norm(
             x,
             self.weight,
             self.bias,
             self.running_mean,
             self.running_var,
-            use_batch,
+            training,
             rate or 0.0,
             self.eps,
             False,
@@ -80,7 +79,7 @@ class MaskedBatchNorm(_Replacement):
 
     def _statistics(self, x: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         old_mean, old_var = self.running_mean, self.running_var
-        if not self.training and self.tracks:
+        if not self.training:
             return old_mean, old_var
         real = self.padding.real
         mask = torch.ones(len(x), dtype=x.dtype, device=x.device) if real is None else real
@@ -89,8 +88,6 @@ class MaskedBatchNorm(_Replacement):
         count = mask.sum() * (x[0, 0].numel())
         mean = (x * mask).sum(dims) / count
         var = ((x - mean.view(shape)).square() * mask).sum(dims) / count
-        if not self.tracks:
-            return mean, var
         enough = count > 1
         mean, var = torch.where(enough, mean, old_mean), torch.where(enough, var, old_var)
         tracked = self.num_batches_tracked + enough.to(self.num_batches_tracked.dtype)
@@ -111,6 +108,16 @@ def spare(module: nn.Module) -> nn.Module:
 def mask(module: nn.Module, padding: Padding) -> nn.Module:
     """Replace every BatchNorm layer of a module (in place) by one that knows about padding."""
     return _replace(module, lambda layer, name: MaskedBatchNorm(layer, name, padding))
+
+
+def statistics(module: nn.Module) -> set[str]:
+    """Name the buffers that belong to BatchNorm layers."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm)
+        for name, _ in layer.named_buffers(recurse=False)
+    }
 
 
 def _replace(module: nn.Module, make: Callable[[_BatchNorm, str], nn.Module], prefix: str = "") -> nn.Module:

@@ -31,7 +31,7 @@ def steps(jobs: Sequence[TrainJob], data: Data) -> Iterator[Step]:
     batches = batches_for(jobs, data)
     rows = torch.from_numpy(batches.rows).to(data.device)
     equal_rates = bool((batches.rates == batches.rates[:1]).all())
-    rates = None if equal_rates else torch.from_numpy(batches.rates).to(data.device, torch.float32)
+    rates = None if equal_rates else torch.from_numpy(batches.rates).to(data.device, data.dtype)
     active = (batches.counts > 0).sum(0)
     for s, n in enumerate(active.tolist()):
         counts = batches.counts[:n, s]
@@ -39,6 +39,6 @@ def steps(jobs: Sequence[TrainJob], data: Data) -> Iterator[Step]:
         weights = None
         if int(counts.min()) < width:
             real = np.arange(width)[None, :] < counts[:, None]
-            weights = torch.from_numpy((real / counts[:, None]).astype(np.float32)).to(data.device)
+            weights = torch.from_numpy(real / counts[:, None]).to(data.device, data.dtype)
         x, y = data.batch(rows[:n, s, :width])
         yield Step(x, y, width, weights, float(batches.rates[0, s]) if rates is None else rates[:n, s])

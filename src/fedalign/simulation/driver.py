@@ -8,6 +8,7 @@ from typing import Any
 
 from fedalign.errors import DivergedError
 from fedalign.federation import Federation
+from fedalign.history import RoundRecord
 from fedalign.local import LocalSGD
 from fedalign.protocol import Declined, Evaluate, Reply, Request, Result, RoundDone, Run, Train, Update
 from fedalign.rules import Measure
@@ -26,6 +27,7 @@ class LiveRun:
     request: Request | None = None
     result: Result | None = None
     error: DivergedError | None = None
+    records: list[RoundRecord] = field(default_factory=list)
 
     def advance(self, reply: Any) -> None:
         """Send a reply and keep the next request; at the end keep the result, or why there is none."""
@@ -44,6 +46,10 @@ class Driver:
     engine: Engine
     runs: Sequence[LiveRun]
     on_round: Callable[[int, RoundDone], None] = field(default=lambda index, done: None)
+    on_diverged: Callable[[int, DivergedError], None] = field(default=lambda index, error: None)
+
+    def __post_init__(self) -> None:
+        self._told: set[int] = set()
 
     def drive(self) -> None:
         """Answer until every run has ended.
@@ -61,11 +67,21 @@ class Driver:
             elif trainings:
                 self._train(trainings)
             else:
-                for index, run in enumerate(self.runs):
-                    if isinstance(run.request, RoundDone):
-                        self.on_round(index, run.request)
+                self._close_round()
                 for run in waiting:
                     run.advance(None)
+        self._close_round()
+
+    def _close_round(self) -> None:
+        """Tell of the runs that diverged in this round, then of the finished rounds of the others."""
+        for index, run in enumerate(self.runs):
+            if run.error is not None and index not in self._told:
+                self._told.add(index)
+                self.on_diverged(index, run.error)
+        for index, run in enumerate(self.runs):
+            if isinstance(run.request, RoundDone):
+                run.records.append(run.request.record)
+                self.on_round(index, run.request)
 
     def _evaluate(self, runs: Sequence[LiveRun]) -> None:
         asked = [(run, run.request.jobs, run.request.split) for run in runs if isinstance(run.request, Evaluate)]

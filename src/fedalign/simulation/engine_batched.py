@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedalign.errors import FederationWarning
+from fedalign.errors import FedalignError, FederationWarning
 from fedalign.local import LocalSGD
-from fedalign.losses import PerSampleLoss
+from fedalign.losses import PerSampleLoss, hits
 from fedalign.rules import Measure
 from fedalign.simulation.functional import FunctionalStepper
 from fedalign.simulation.jobs import Data, EvalJob, Trained, TrainJob
@@ -41,35 +41,47 @@ class Stepper(Protocol):
 class BatchedEngine:
     """Trains clients side by side. ``chunk`` fixes how many (default: chosen from the model's and the batch's size)."""
 
-    def __init__(self, template: nn.Module, loss: PerSampleLoss, data: Data, chunk: int | None = None) -> None:
+    def __init__(
+        self,
+        template: nn.Module,
+        loss: PerSampleLoss,
+        data: Data,
+        chunk: int | None = None,
+        *,
+        accuracy: bool = True,
+    ) -> None:
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+            raise FedalignError(f"chunk must be a whole number of at least 1, not {chunk!r}")
+        self._accuracy = accuracy
         self.device = data.device
         self.layout = Layout(template)
         self._loss, self._data, self._chunk = loss, data, chunk
-        layers = chain(template)
+        layers = chain(template, flat_samples=data.x.dim() == 2)
         self._layered = layers is not None
         self._stepper: Stepper
         if layers is not None:
             self._stepper = LayeredStepper(layers, self.layout, loss, data)
+            self._one_by_one = False
         else:
-            self._stepper = FunctionalStepper(template, self.layout, loss, data)
-        self._one_by_one = not self._layered and self._prefers_one_by_one(template)
+            functional = FunctionalStepper(template, self.layout, loss, data)
+            self._stepper = functional
+            self._one_by_one = self._prefers_one_by_one(template, functional)
 
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
         """Measure. Jobs that share a model become one product; models with alike sample counts are stacked."""
         order: list[int] = []
         losses: list[torch.Tensor] = []
-        hits: list[torch.Tensor] = []
+        right: list[torch.Tensor] = []
         with torch.no_grad():
             for group in self._eval_groups(jobs):
                 order += [j for members in group for j in members]
                 outputs, y, lengths = self._eval_group(jobs, group)
                 losses.append(torch.segment_reduce(self._loss(outputs, y).double(), "sum", lengths=lengths))
-                if self._data.has_classes:
-                    right = (outputs.argmax(1) == y).double()
-                    hits.append(torch.segment_reduce(right, "sum", lengths=lengths))
+                if self._accuracy:
+                    right.append(torch.segment_reduce(hits(outputs, y), "sum", lengths=lengths))
         measures: dict[int, Measure] = {}
         loss_sums = torch.cat(losses).tolist() if losses else []
-        hit_sums = torch.cat(hits).tolist() if hits else [None] * len(order)
+        hit_sums = torch.cat(right).tolist() if right else [None] * len(order)
         for j, loss, hit in zip(order, loss_sums, hit_sums, strict=True):
             n = len(jobs[j].rows)
             measures[j] = Measure(loss / n, None if hit is None else hit / n, n)
@@ -166,24 +178,17 @@ class BatchedEngine:
         x, y = self._data.batch(rows)
         return self._stepper.forward(models, x.unsqueeze(0))[0], y
 
-    def _prefers_one_by_one(self, template: nn.Module) -> bool:
+    def _prefers_one_by_one(self, template: nn.Module, stepper: FunctionalStepper) -> bool:
         if self.device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in template.modules()):
             return True
-        # Not every module can be vectorised (recurrent layers, branches on values): try two clients on one sample.
-        two = torch.stack([self.layout.flatten(template)] * 2).to(self.device)
-        x, _ = self._data.batch(torch.zeros((2, 1), dtype=torch.int64, device=self.device))
-        try:
-            with torch.no_grad():
-                self._stepper.forward(two, x)
-        except (RuntimeError, NotImplementedError, ValueError) as error:
-            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        why = stepper.why_not_stacked(template)
+        if why is not None:
             warnings.warn(
-                f"this model cannot be vectorised over clients ({first_line}); they are trained one by one",
+                f"this model cannot be vectorised over clients ({why}); they are trained one by one",
                 FederationWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-            return True
-        return False
+        return why is not None
 
 
 def _in_threads(work: Callable[[list[int]], None], chunks: Sequence[list[int]], threads: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedalign.losses import PerSampleLoss
+from fedalign.losses import PerSampleLoss, hits
 from fedalign.rules import Measure
 from fedalign.simulation.batchnorm import spare
 from fedalign.simulation.jobs import Data, EvalJob, Trained, TrainJob, batches_for
@@ -21,7 +21,8 @@ from fedalign.simulation.layout import Layout
 class ReferenceEngine:
     """A per-client loop."""
 
-    def __init__(self, template: nn.Module, loss: PerSampleLoss, data: Data) -> None:
+    def __init__(self, template: nn.Module, loss: PerSampleLoss, data: Data, *, accuracy: bool = True) -> None:
+        self._accuracy = accuracy
         self.device = data.device
         self.layout = Layout(template)
         self._module = spare(copy.deepcopy(template).to(data.device))
@@ -38,7 +39,7 @@ class ReferenceEngine:
             with torch.no_grad():
                 outputs = self._module(x)
                 loss = self._loss(outputs, y).double().mean().item()
-            accuracy = (outputs.argmax(1) == y).double().mean().item() if self._data.has_classes else None
+            accuracy = hits(outputs, y).mean().item() if self._accuracy else None
             measures.append(Measure(loss, accuracy, len(y)))
         return measures
 

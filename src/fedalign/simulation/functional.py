@@ -47,6 +47,35 @@ class FunctionalStepper:
         outputs: torch.Tensor = functional_call(self._module, tensors, (x,))
         return outputs
 
+    def why_not_stacked(self, template: nn.Module) -> str | None:
+        """Try one step of two clients, and say why this model can't be stacked, if it can't.
+
+        Some modules cannot be vectorised (branches on values, in-place tricks); some keep state of their own in
+        buffers, which only BatchNorm's are carried through a stacked step.
+        """
+        x, y = self._data.batch(torch.zeros((2, 2), dtype=torch.int64, device=self._data.device))
+        module = batchnorm.spare(copy.deepcopy(self._template)).train()
+        own = [name for name, _ in module.named_buffers() if name not in batchnorm.statistics(template)]
+        before = {name: t.clone() for name, t in module.named_buffers()}
+        with torch.no_grad():
+            module(x[0])
+        for name in own:
+            if not torch.equal(dict(module.named_buffers())[name], before[name]):
+                return f"training changes its buffer {name}"
+        two = torch.stack([self._layout.flatten(template)] * 2).to(self._data.device)
+        named = self._layout.unflatten(two)
+        parameters = {name: named.pop(name) for name in self._layout.names[: self._layout.trainable]}
+        weights = torch.full((2, 2), 0.5, dtype=self._layout.dtype, device=x.device)
+        try:
+            with torch.no_grad():
+                self._module.train()
+                self._gradient(parameters, named, x, y, weights)
+                self.forward(two, x)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            lines = str(error).strip().splitlines()
+            return lines[0] if lines else type(error).__name__
+        return None
+
     def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
         """Do every job's local work, from the stacked flat ``models``; give the stacked results."""
         return self._train_one(models, jobs) if len(jobs) == 1 else self._train_stacked(models, jobs)

@@ -86,10 +86,12 @@ class Data:
         same = len(distinct) == 1
         self.x = (distinct[0].x if same else torch.cat([p.x for p in distinct])).to(device)
         self.y = (distinct[0].y if same else torch.cat([p.y for p in distinct])).to(device)
+        if self.x.is_floating_point():
+            self.x = self.x.to(dtype)
         if self.y.is_floating_point():
             self.y = self.y.to(dtype)
         self.has_classes = distinct[0].has_classes
-        self.device, self._dtype = device, dtype
+        self.device, self.dtype = device, dtype
         mean, std = (torch.as_tensor(v, dtype=dtype, device=device) for v in (distinct[0].mean, distinct[0].std))
         trailing = (1,) * max(0, self.x.dim() - 2)
         self._mean, self._std = (t.reshape(-1, *trailing) if t.dim() else t for t in (mean, std))
@@ -110,9 +112,7 @@ class Data:
         flat = rows.reshape(-1)
         x = self.x.index_select(0, flat)
         if x.dtype == torch.uint8:
-            x = x.to(self._dtype).div_(255)
-        elif x.is_floating_point():
-            x = x.to(self._dtype)
+            x = x.to(self.dtype).div_(255)
         if not self._plain:
             x = (x - self._mean) / self._std
         y = self.y.index_select(0, flat)
@@ -171,4 +171,6 @@ def _rates(jobs: Sequence[TrainJob], steps: npt.NDArray[np.int64]) -> npt.NDArra
         else:
             n = int(steps[j])
             rates[j, :n] = [job.local.rate(job.round, job.rounds, s, n) for s in range(n)]
+            if not (np.isfinite(rates[j, :n]).all() and rates[j, :n].min() > 0):
+                raise FedalignError(f"lr is not positive in some local step of round {job.round}: {rates[j, :n].min()}")
     return rates

@@ -22,15 +22,22 @@ _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def chain(module: nn.Module) -> list[nn.Module] | None:
+def chain(module: nn.Module, flat_samples: bool = True) -> list[nn.Module] | None:
     """List a model's layers if it is a chain that this module can serve, else None.
+
+    Samples that aren't vectors (``flat_samples=False``) must be flattened before anything else.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [type(layer).__name__ for layer in chain(model) or []]
     ['Linear', 'ReLU', 'Linear']
     """
     layers: list[nn.Module] = []
-    for leaf in _leaves(module):
+    leaves = _leaves(module)
+    if not flat_samples and type(leaves[0]) is not nn.Flatten:
+        return None
+    if any(_has_hooks(part) for part in module.modules()):
+        return None
+    for leaf in leaves:
         if type(leaf) is nn.Linear or type(leaf) in _ACTIVATIONS:
             layers.append(leaf)
         elif not (type(leaf) is nn.Flatten and leaf.start_dim == 1 and leaf.end_dim == -1):
@@ -42,8 +49,13 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
     return layers if simple and framed and not list(module.buffers()) else None
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in hooks)
+
+
 def _leaves(module: nn.Module) -> list[nn.Module]:
-    if type(module) is nn.Sequential:
+    if type(module) is nn.Sequential and len(module):
         return [leaf for child in module for leaf in _leaves(child)]
     return [module]
 
