@@ -83,13 +83,15 @@ def test_a_client_far_below_offers_and_is_refused_one_far_above_declines_and_tra
 
 
 def test_matching_on_accuracy():
-    fed = federation(shifts=(0.1, 0.1, 0.1, 0.5, 1.0))
-    result = run(fed, fa.Align(0.15, on="accuracy"), rounds=30)
+    fed = federation(sizes=(90, 60, 60, 60, 60), shifts=(0.3, 0.3, 0.0, 0.35, 1.0))
+    result = run(fed, fa.Align(0.1, on="accuracy"), rounds=30)
     for r in result.history.rounds[3:]:
         for c in r.clients[2:]:
-            inside = abs(c.accuracy - r.global_accuracy) <= 0.15 + 1e-9
-            offers = c.accuracy >= r.global_accuracy - 0.15 - 1e-9
+            inside = abs(c.accuracy - r.global_accuracy) <= 0.1 + 1e-9
+            offers = c.accuracy >= r.global_accuracy - 0.1 - 1e-9
             assert c.decision == ("admitted" if inside else "refused" if offers else "declined")
+    seen = {c.decision for r in result.history.rounds[3:] for c in r.clients[2:]}
+    assert seen == {"admitted", "refused", "declined"}
 
 
 def test_exact_ties_of_accuracy_are_inside():
@@ -121,8 +123,9 @@ def test_same_seed_same_everything_other_seed_other_weights():
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 def test_other_chunk_sizes_give_the_same_decisions(chunk):
-    fed = federation(sizes=(40, 25, 60, 33, 18))
-    whole, cut = run(fed, fa.Align(0.3), rounds=25), run(fed, fa.Align(0.3), rounds=25, chunk=chunk)
+    fed = federation(sizes=(90, 60, 60, 61, 59), shifts=(0.3, 0.3, 0.0, 0.35, 1.0))
+    whole, cut = run(fed, fa.Align(0.2), rounds=25), run(fed, fa.Align(0.2), rounds=25, chunk=chunk)
+    assert {c.decision for r in whole.history.rounds for c in r.clients} >= {"admitted", "refused", "declined"}
     assert [[c.decision for c in r.clients] for r in whole.history.rounds] == [
         [c.decision for c in r.clients] for r in cut.history.rounds
     ]

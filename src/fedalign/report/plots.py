@@ -40,6 +40,7 @@ def curves(arms: Curves, name: str, title: str, label: str, warmup: int, *, perc
     """Draw one number over rounds: the mean over seeds, and a band of one standard deviation."""
     figure, axes = _figure()
     scale = 100.0 if percent else 1.0
+    seen: list[float] = []
     for index, (arm, runs) in enumerate(arms.items()):
         table = _table(runs, name) * scale
         if not np.isfinite(table).any():
@@ -47,11 +48,13 @@ def curves(arms: Curves, name: str, title: str, label: str, warmup: int, *, perc
         rounds = np.arange(1, table.shape[1] + 1)
         mean = np.nanmean(table, axis=0)
         colour = _colour(arm, index)
+        spread = np.nanstd(table, axis=0, ddof=1) if table.shape[0] > 1 else np.zeros_like(mean)
+        settled = slice(len(mean) // 20, None)  # the first rounds' steep climb must not flatten the rest
+        seen += [*(mean - spread)[settled], *(mean + spread)[settled]]
         # Where FedALIGN admits nobody it equals `priority`: the wider line underneath stays visible.
         width = 3.4 if arm == "priority" else 1.6
         axes.plot(rounds, mean, color=colour, label=arm, linewidth=width, zorder=2 if arm == "priority" else 3)
         if table.shape[0] > 1:
-            spread = np.nanstd(table, axis=0, ddof=1)
             axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)
     if warmup:
         axes.axvline(warmup + 0.5, color="0.4", linestyle=":", linewidth=1)
@@ -61,6 +64,9 @@ def curves(arms: Curves, name: str, title: str, label: str, warmup: int, *, perc
         )  # fmt: skip
     axes.set(title=title, xlabel="communication round", ylabel=label)
     axes.margins(x=0.01)
+    low, high = np.nanmin(seen), np.nanmax(seen)
+    pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    axes.set_ylim(low - pad, high + pad)
     axes.legend(frameon=False, ncols=2)
     return figure
 
