@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -20,9 +22,9 @@ from fedalign.simulation.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.layered import LayeredStepper, chain
 from fedalign.simulation.layout import Layout
 
-# What one chunk may touch in a step: about the cores' own caches for written-out products, more where every call of
-# vmap costs milliseconds, and far more on a GPU.
-_LAYERED_BYTES, _VMAP_BYTES, _GPU_BYTES = 4 << 20, 16 << 20, 2 << 30
+# What one chunk may touch in a step, on a GPU; on a CPU it is a share of the last cache level.
+_GPU_BYTES = 2 << 30
+_CACHE_SHARE = 3 / 8
 _EVAL_BYTES = 64 << 20
 
 
@@ -118,6 +120,11 @@ class BatchedEngine:
     def _chunks(self, jobs: Sequence[TrainJob], members: Sequence[int]) -> Iterator[list[int]]:
         by_steps = sorted(members, key=lambda j: -jobs[j].steps)
         size = self._chunk or self._chunk_size([jobs[j] for j in by_steps])
+        if self._chunk is None and size > 1:
+            # Even chunks, and in each the same number of clients for every thread.
+            threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+            even = -(-len(by_steps) // -(-len(by_steps) // size))
+            size = -(-even // threads) * threads
         for start in range(0, len(by_steps), size):
             yield by_steps[start : start + size]
 
@@ -129,7 +136,7 @@ class BatchedEngine:
         touched = 4 * (self.layout.size + 2 * batch * self._data.features)
         if self.device.type == "cuda":
             return max(1, _GPU_BYTES // touched)
-        return max(1, (_LAYERED_BYTES if self._layered else _VMAP_BYTES) // touched)
+        return max(1, int(_CACHE_SHARE * last_level_cache()) // touched)
 
     def _eval_groups(self, jobs: Sequence[EvalJob]) -> Iterator[list[list[int]]]:
         """Put jobs of one model together, then stack models with alike sample counts, within the memory allowed."""
@@ -189,6 +196,17 @@ class BatchedEngine:
                 stacklevel=5,
             )
         return why is not None
+
+
+@functools.cache
+def last_level_cache() -> int:
+    """Give the size of this machine's last-level cache in bytes; 16 MiB where it can't be read."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        if text.endswith("K") and text[:-1].isdecimal():
+            sizes.append(int(text[:-1]) << 10)
+    return min(max(sizes, default=16 << 20), 128 << 20)
 
 
 def _in_threads(work: Callable[[list[int]], None], chunks: Sequence[list[int]], threads: int) -> None:

