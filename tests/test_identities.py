@@ -129,7 +129,22 @@ def test_other_chunk_sizes_give_the_same_decisions(chunk):
     assert [[c.decision for c in r.clients] for r in whole.history.rounds] == [
         [c.decision for c in r.clients] for r in cut.history.rounds
     ]
-    assert torch.allclose(flat(whole.model), flat(cut.model), atol=1e-5)
+    assert torch.equal(flat(whole.model), flat(cut.model))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 7])
+def test_a_clients_bits_do_not_depend_on_its_neighbours(chunk):
+    """At lr 0.5 this network amplifies the last bit of a sum to another model within a few rounds."""
+    sizes = (1, 7, 30, 50, 51, 120, 33)
+    fed = federation(sizes, priority=(True,) * 3 + (False,) * 4, shifts=(0.2,) * 7)
+
+    def network():
+        return torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.ReLU(), torch.nn.Linear(20, 4))
+
+    for batch_size in (20, None):
+        local = fa.LocalSGD(lr=0.5, epochs=3, batch_size=batch_size)
+        runs = [fa.simulate(fed, network, fa.Everyone(), 5, 0, local, device="cpu", chunk=c) for c in (None, chunk)]
+        assert torch.equal(flat(runs[0].model), flat(runs[1].model))
 
 
 def test_a_users_rule_needs_two_methods():

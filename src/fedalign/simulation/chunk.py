@@ -16,29 +16,30 @@ from fedalign.simulation.sgd import Rate
 class Step:
     """One local step of the clients that still have one: padded features and labels, and each sample's weight.
 
-    ``weights`` is None where no batch is padded: then every sample weighs ``1/count``.
+    ``weights`` is None where no batch is padded: then every sample weighs ``1/width``.
     """
 
     x: torch.Tensor
     y: torch.Tensor
-    count: int
+    width: int
+    first: int  # how many of the first client's samples are real
     weights: torch.Tensor | None
     rate: Rate
 
 
 def steps(jobs: Sequence[TrainJob], data: Data) -> Iterator[Step]:
-    """Give the steps of jobs sorted by falling number of steps; a step's clients are a prefix of the jobs."""
+    """Give the steps of jobs of one width, sorted by falling number of steps: a step has the first so many of them."""
     batches = batches_for(jobs, data)
     rows = torch.from_numpy(batches.rows).to(data.device)
     equal_rates = bool((batches.rates == batches.rates[:1]).all())
     rates = None if equal_rates else torch.from_numpy(batches.rates).to(data.device, data.dtype)
     active = (batches.counts > 0).sum(0)
+    width = batches.rows.shape[2]
     for s, n in enumerate(active.tolist()):
         counts = batches.counts[:n, s]
-        width = int(counts.max())
         weights = None
         if int(counts.min()) < width:
             real = np.arange(width)[None, :] < counts[:, None]
             weights = torch.from_numpy(real / counts[:, None]).to(data.device, data.dtype)
-        x, y = data.batch(rows[:n, s, :width])
-        yield Step(x, y, width, weights, float(batches.rates[0, s]) if rates is None else rates[:n, s])
+        x, y = data.batch(rows[:n, s])
+        yield Step(x, y, width, int(counts[0]), weights, float(batches.rates[0, s]) if rates is None else rates[:n, s])

@@ -90,15 +90,15 @@ class BatchedEngine:
         return [measures[j] for j in range(len(jobs))]
 
     def train(self, jobs: Sequence[TrainJob]) -> list[Trained]:
-        """Train. Jobs with the same local work are sorted by their number of steps and cut into chunks."""
+        """Train. Jobs with the same local work and width are sorted by their number of steps and cut into chunks."""
         results: list[Trained | None] = [None] * len(jobs)
-        groups: dict[int, list[int]] = {}
         kinds: list[LocalSGD] = []
+        groups: dict[tuple[int, ...], list[int]] = {}
         for j, job in enumerate(jobs):
             kind = next((i for i, local in enumerate(kinds) if local is job.local or local == job.local), len(kinds))
             if kind == len(kinds):
                 kinds.append(job.local)
-            groups.setdefault(kind, []).append(j)
+            groups.setdefault((kind, job.width, job.round, job.rounds), []).append(j)
         chunks = [chunk for members in groups.values() for chunk in self._chunks(jobs, members)]
 
         def work(chunk: list[int]) -> None:
@@ -131,9 +131,7 @@ class BatchedEngine:
     def _chunk_size(self, jobs: Sequence[TrainJob]) -> int:
         if self._one_by_one:
             return 1
-        longest = max(len(job.rows) for job in jobs)
-        batch = min(jobs[0].local.batch_size or longest, longest)
-        touched = 4 * (self.layout.size + 2 * batch * self._data.features)
+        touched = 4 * (self.layout.size + 2 * jobs[0].width * self._data.features)
         if self.device.type == "cuda":
             return max(1, _GPU_BYTES // touched)
         return max(1, int(_CACHE_SHARE * last_level_cache()) // touched)

@@ -91,7 +91,7 @@ class FunctionalStepper:
             parameters = {name: active.pop(name) for name in trainable}
             weights = step.weights
             if weights is None:
-                weights = torch.full((n, step.count), 1 / step.count, dtype=self._layout.dtype, device=step.x.device)
+                weights = torch.full((n, step.width), 1 / step.width, dtype=self._layout.dtype, device=step.x.device)
             gradients, statistics = self._gradient(parameters, active, step.x, step.y, weights)
             sgd.step([gradients[name] for name in trainable], step.rate)
             for name, new in statistics.items():
@@ -129,8 +129,8 @@ class FunctionalStepper:
         self, module: nn.Module, parameters: Sequence[torch.Tensor], step: Step
     ) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
-            x = step.x[0]
+            x = step.x[0, : step.first]
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
-            objective = self._loss(module(x), step.y[0]).mean()
+            objective = self._loss(module(x), step.y[0, : step.first]).mean()
             return torch.autograd.grad(objective, parameters)

@@ -47,6 +47,11 @@ class TrainJob:
         """How many local steps this job takes."""
         return self.local.steps_for(len(self.rows))
 
+    @property
+    def width(self) -> int:
+        """How wide this job's batches are when it is stacked."""
+        return self.local.width_for(len(self.rows))
+
 
 @dataclass(frozen=True, eq=False)
 class Trained:
@@ -136,7 +141,7 @@ def batches_for(jobs: Sequence[TrainJob], data: Data) -> Batches:
     per_epoch = np.array([local.batches_per_epoch(n) for n in lengths.tolist()], np.int64)
     epochs = int(np.ceil(steps / per_epoch).max())
     longest = int(lengths.max())
-    size = longest if local.batch_size is None else min(local.batch_size, longest)
+    size = local.width_for(longest)
     width = int(per_epoch.max()) * size
     owned = np.zeros((len(jobs), width), np.int64)
     for j, job in enumerate(jobs):
