@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import numpy as np
@@ -11,10 +12,12 @@ from conftest import blobs, federation, flat, linear
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 import fedalign as fa
 from fedalign import models
 from fedalign.simulation.layered import chain
+from fedalign.simulation.products import ProductConv2d, convolutions_as_products
 
 
 def images(n, seed):
@@ -239,6 +242,33 @@ def test_which_models_are_written_out():
         nn.Sequential(nn.Linear(2, 2), nn.ReLU()),
     ):
         assert chain(other) is None
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"padding": 2}, {"stride": 2}, {"stride": (1, 2), "padding": (1, 0)}, {"bias": False}]
+)
+def test_convolutions_as_products(options):
+    """What a GPU runs: values and gradients of stacked clients' convolutions, against plain ones."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, (3, 2), **options))
+    product = convolutions_as_products(copy.deepcopy(plain))
+    assert isinstance(product[2], ProductConv2d)
+    x = torch.randn(3, 5, 2, 9, 8)
+    weights = {name: torch.randn(3, *p.shape) for name, p in plain.named_parameters()}
+
+    def objective(module):
+        return lambda w, rows: functional_call(module, w, (rows,)).square().sum()
+
+    for k in range(3):
+        one = {name: w[k] for name, w in weights.items()}
+        assert torch.allclose(functional_call(plain, one, (x[k],)), functional_call(product, one, (x[k],)), atol=1e-4)
+    stacked = vmap(grad(objective(product)))(weights, x)
+    for k in range(3):
+        alone = grad(objective(plain))({name: w[k] for name, w in weights.items()}, x[k])
+        for name in alone:
+            assert torch.allclose(stacked[name][k], alone[name], rtol=1e-4, atol=1e-3)
+    assert not ProductConv2d.serves(nn.Conv2d(2, 2, 3, groups=2))
+    assert not ProductConv2d.serves(nn.Conv2d(2, 2, 3, padding="same"))
 
 
 def test_one_value_per_channel_uses_running_statistics():

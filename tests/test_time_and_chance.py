@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedalign as fa
-from fedalign.randomness import Purpose, hashed, permutation, permutations, uniforms
+from fedalign.randomness import Purpose, hashed, permutation, permutations, permutations_on, uniforms
 from fedalign.roster import Roster
 from fedalign.schedules import as_schedule
-from fedalign.simulation.jobs import Data, TrainJob, batches_for
+from fedalign.simulation.batches import batches_for
+from fedalign.simulation.jobs import Data, TrainJob
 
 ROSTER = Roster(tuple("abcdefghij"), (True,) * 4 + (False,) * 6, (10, 20, 30, 40, 5, 5, 5, 5, 5, 5))
 
@@ -228,6 +229,9 @@ def test_permutations_are_permutations_and_depend_on_their_own_row_alone(lengths
     for r, n in enumerate(lengths):
         assert sorted(rows[r, :n].tolist()) == list(range(n))
         assert rows[r, :n].tolist() == permutation(n, seed, Purpose.BATCHES, r).tolist()
+    signed = permutations_on(torch.device("cpu"), keys, np.array(lengths))
+    for r, n in enumerate(lengths):
+        assert signed[r, :n].tolist() == rows[r, :n].tolist()
 
 
 def test_draws_look_uniform_and_purposes_differ():

@@ -8,9 +8,13 @@ and on where a run was interrupted. A hash doesn't. The mixing function is Split
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
 
 U64 = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -74,6 +78,32 @@ def permutations(keys: U64, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     words.sort(axis=1)
     found: npt.NDArray[np.int64] = (words & _INDEX_MASK).astype(np.int64)
     return found
+
+
+def permutations_on(device: torch.device, keys: U64, lengths: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Give what :func:`permutations` gives, computed on a device with PyTorch's signed integers."""
+    import torch
+
+    width = int(lengths.max(initial=0))
+    index = torch.arange(width, device=device)
+    key = torch.from_numpy(keys.view(np.int64)).to(device)
+    z = key[:, None] + index * _signed(int(_GOLDEN))
+    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    z = z ^ _shift(z, 31)
+    mask = int(_INDEX_MASK)
+    # Flipping the sign makes the order of signed numbers that of unsigned ones.
+    words = ((z & ~mask) | index) ^ _signed(1 << 63)
+    words[index >= torch.from_numpy(lengths).to(device)[:, None]] = (1 << 63) - 1
+    return words.sort(dim=1).values & mask
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
+def _shift(z: torch.Tensor, by: int) -> torch.Tensor:
+    return (z >> by) & ((1 << (64 - by)) - 1)
 
 
 def permutation(length: int, *words: int) -> npt.NDArray[np.int64]:

@@ -86,8 +86,9 @@ class MaskedBatchNorm(_Replacement):
         mask = mask.view(-1, *(1,) * (x.dim() - 1))
         dims = [0, *range(2, x.dim())]
         count = mask.sum() * (x[0, 0].numel())
-        mean = (x * mask).sum(dims) / count
-        var = ((x - mean.view(shape)).square() * mask).sum(dims) / count
+        some = count.clamp(min=1)  # a client that has finished has an empty batch
+        mean = (x * mask).sum(dims) / some
+        var = ((x - mean.view(shape)).square() * mask).sum(dims) / some
         enough = count > 1
         mean, var = torch.where(enough, mean, old_mean), torch.where(enough, var, old_var)
         tracked = self.num_batches_tracked + enough.to(self.num_batches_tracked.dtype)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedalign.simulation.jobs import Data, TrainJob, batches_for
+from fedalign.simulation.batches import batches_for
+from fedalign.simulation.jobs import Data, TrainJob
 from fedalign.simulation.sgd import Rate
 
 
@@ -30,7 +31,7 @@ class Step:
 def steps(jobs: Sequence[TrainJob], data: Data) -> Iterator[Step]:
     """Give the steps of jobs of one width, sorted by falling number of steps: a step has the first so many of them."""
     batches = batches_for(jobs, data)
-    rows = torch.from_numpy(batches.rows).to(data.device)
+    rows = batches.rows
     equal_rates = bool((batches.rates == batches.rates[:1]).all())
     rates = None if equal_rates else torch.from_numpy(batches.rates).to(data.device, data.dtype)
     active = (batches.counts > 0).sum(0)

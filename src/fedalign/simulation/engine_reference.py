@@ -13,8 +13,9 @@ from torch import nn
 
 from fedalign.losses import PerSampleLoss, hits
 from fedalign.rules import Measure
+from fedalign.simulation.batches import batches_for
 from fedalign.simulation.batchnorm import spare
-from fedalign.simulation.jobs import Data, EvalJob, Trained, TrainJob, batches_for
+from fedalign.simulation.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.layout import Layout
 
 
@@ -56,8 +57,7 @@ class ReferenceEngine:
         batches = batches_for([job], self._data)
         optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=local.momentum, weight_decay=local.weight_decay)
         for step in range(job.steps):
-            rows = torch.as_tensor(batches.rows[0, step, : batches.counts[0, step]], device=self.device)
-            x, y = self._data.batch(rows)
+            x, y = self._data.batch(batches.rows[0, step, : batches.counts[0, step]])
             optimizer.param_groups[0]["lr"] = batches.rates[0, step]
             optimizer.zero_grad()
             objective = self._loss(module(x), y).mean()

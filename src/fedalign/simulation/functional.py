@@ -17,8 +17,10 @@ from torch.func import functional_call, grad, vmap
 from fedalign.losses import PerSampleLoss
 from fedalign.simulation import batchnorm
 from fedalign.simulation.chunk import Step, steps
+from fedalign.simulation.graphed import GraphCache, Steps
 from fedalign.simulation.jobs import Data, TrainJob
 from fedalign.simulation.layout import Layout
+from fedalign.simulation.products import convolutions_as_products
 from fedalign.simulation.sgd import StackedSGD
 
 Tensors = dict[str, torch.Tensor]
@@ -32,7 +34,10 @@ class FunctionalStepper:
         self._template = copy.deepcopy(template).to(data.device)
         self._padding = batchnorm.Padding()
         self._module = batchnorm.mask(copy.deepcopy(self._template), self._padding)
+        if data.device.type == "cuda":
+            self._module = convolutions_as_products(self._module)
         self._own = threading.local()  # each thread's own copy for one client at a time
+        self._graphs = GraphCache(self._graphed_step, layout, data) if data.device.type == "cuda" else None
         self._gradient: Callable[..., tuple[Tensors, Tensors]] = vmap(grad(self._objective, has_aux=True))
 
     def forward(self, models: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +83,23 @@ class FunctionalStepper:
 
     def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
         """Do every job's local work, from the stacked flat ``models``; give the stacked results."""
-        return self._train_one(models, jobs) if len(jobs) == 1 else self._train_stacked(models, jobs)
+        if len(jobs) == 1:
+            return self._train_one(models, jobs)
+        if self._graphs is not None and (trained := self._graphs.train(models, jobs)) is not None:
+            return trained
+        return self._train_stacked(models, jobs)
+
+    def _graphed_step(self, tensors: Sequence[torch.Tensor], sgd: StackedSGD, steps: Steps, k: int) -> None:
+        """Do one step on buffers that don't move."""
+        self._module.train()
+        named = dict(zip(self._layout.names, tensors, strict=True))
+        trainable = self._layout.names[: self._layout.trainable]
+        rest = {name: t for name, t in named.items() if name not in trainable}
+        parameters = {name: named[name] for name in trainable}
+        gradients, statistics = self._gradient(parameters, rest, steps.x[k], steps.y[k], steps.weights[k])
+        sgd.step([gradients[name] for name in trainable], steps.rates[k])
+        for name, new in statistics.items():
+            named[name].copy_(new)
 
     def _train_stacked(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
         named = {name: t.clone() for name, t in self._layout.unflatten(models).items()}

@@ -1,7 +1,4 @@
-"""What the engines are asked to do, and the order in which a client's samples come.
-
-Both engines read batches from here, so they see the same samples in the same order.
-"""
+"""What the engines are asked to do, and the data they do it on."""
 
 from __future__ import annotations
 
@@ -9,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedalign.errors import FedalignError
 from fedalign.federation import Pool, Rows
 from fedalign.local import LocalSGD
-from fedalign.randomness import Purpose, hashed, permutations
 from fedalign.rules import Measure
 
 
@@ -122,60 +116,3 @@ class Data:
             x = (x - self._mean) / self._std
         y = self.y.index_select(0, flat)
         return x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:])
-
-
-@dataclass(frozen=True, eq=False)
-class Batches:
-    """Batches of several jobs: ``rows[j, s, :counts[j, s]]`` are job j's samples in step s, at ``rates[j, s]``."""
-
-    rows: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
-    rates: npt.NDArray[np.float64]
-
-
-def batches_for(jobs: Sequence[TrainJob], data: Data) -> Batches:
-    """Lay out the batches of jobs that share their local work. A job's batches don't depend on the other jobs."""
-    local = jobs[0].local
-    lengths = np.array([len(job.rows) for job in jobs], np.int64)
-    steps = np.array([job.steps for job in jobs], np.int64)
-    per_epoch = np.array([local.batches_per_epoch(n) for n in lengths.tolist()], np.int64)
-    epochs = int(np.ceil(steps / per_epoch).max())
-    longest = int(lengths.max())
-    size = local.width_for(longest)
-    width = int(per_epoch.max()) * size
-    owned = np.zeros((len(jobs), width), np.int64)
-    for j, job in enumerate(jobs):
-        owned[j, : lengths[j]] = data.rows(job.pool, job.rows)
-
-    if local.batch_size is None:
-        order = np.broadcast_to(owned[:, None, :], (len(jobs), epochs, width))
-    else:
-        who = np.array([(job.seed, job.round, job.client) for job in jobs], np.int64)
-        keys = hashed(who[:, 0:1], Purpose.BATCHES, who[:, 1:2], who[:, 2:3], np.arange(epochs)[None, :])
-        shuffled = permutations(keys.reshape(-1), np.repeat(lengths, epochs)).reshape(len(jobs), epochs, longest)
-        order = np.zeros((len(jobs), epochs, width), np.int64)
-        # Behind a row's length a permutation is undefined; what lies there is cut off by the counts.
-        np.minimum(shuffled, lengths[:, None, None] - 1, out=shuffled)
-        order[:, :, :longest] = np.take_along_axis(owned[:, None, :], shuffled, axis=2)
-
-    step = np.arange(int(steps.max()))[None, :]
-    epoch, place = step // per_epoch[:, None], step % per_epoch[:, None]
-    epoch = np.minimum(epoch, epochs - 1)
-    table = order.reshape(len(jobs), epochs, -1, size)
-    rows = table[np.arange(len(jobs))[:, None], epoch, place]
-    counts = np.minimum(size, lengths[:, None] - place * size)
-    counts[step >= steps[:, None]] = 0
-    return Batches(rows, counts, _rates(jobs, steps))
-
-
-def _rates(jobs: Sequence[TrainJob], steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    rates = np.zeros((len(jobs), int(steps.max())))
-    for j, job in enumerate(jobs):
-        if job.local.schedule.counts == "rounds":
-            rates[j] = job.local.rate(job.round, job.rounds, 0, 1)
-        else:
-            n = int(steps[j])
-            rates[j, :n] = [job.local.rate(job.round, job.rounds, s, n) for s in range(n)]
-            if not (np.isfinite(rates[j, :n]).all() and rates[j, :n].min() > 0):
-                raise FedalignError(f"lr is not positive in some local step of round {job.round}: {rates[j, :n].min()}")
-    return rates

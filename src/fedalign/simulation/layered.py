@@ -14,6 +14,7 @@ from torch import nn
 
 from fedalign.losses import PerSampleLoss, cross_entropy
 from fedalign.simulation.chunk import Step, steps
+from fedalign.simulation.graphed import GraphCache, Steps
 from fedalign.simulation.jobs import Data, TrainJob
 from fedalign.simulation.layout import Layout
 from fedalign.simulation.sgd import StackedSGD
@@ -65,6 +66,9 @@ class LayeredStepper:
 
     def __init__(self, layers: Sequence[nn.Module], layout: Layout, loss: PerSampleLoss, data: Data) -> None:
         self._layers, self._layout, self._loss, self._data = layers, layout, loss, data
+        self._graphs = None
+        if data.device.type == "cuda" and loss is cross_entropy:
+            self._graphs = GraphCache(self._graphed_step, layout, data)
 
     def forward(self, models: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Compute outputs of stacked models on stacked samples."""
@@ -73,6 +77,8 @@ class LayeredStepper:
 
     def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
         """Do every job's local work, from the stacked flat ``models``; give the stacked results."""
+        if self._graphs is not None and (trained := self._graphs.train(models, jobs)) is not None:
+            return trained
         local = jobs[0].local
         twin = len(jobs) == 1 or jobs[0].steps > jobs[1].steps
         if twin:
@@ -81,21 +87,35 @@ class LayeredStepper:
             jobs, models = [jobs[0], *jobs], torch.cat([models[:1], models])
         weights = self._weights(models, copy=True)
         tensors = [t for pair in weights for t in pair if t is not None]
-        plain = not (local.mu or local.momentum or local.weight_decay or local.clip)
         sgd = StackedSGD(local, tensors)
         for step in steps(jobs, self._data):
             n = len(step.x)
             active = [(w[:n], b[:n] if b is not None else None) for w, b in weights]
             inputs, scores = self._forward(active, _flat(step.x))
             delta = self._output_gradient(scores, step)
-            if plain and isinstance(step.rate, float):
+            if sgd.plain and isinstance(step.rate, float):
                 self._backward(active, inputs, delta, -step.rate)
             else:
                 sgd.step(self._backward(active, inputs, delta, None), step.rate)
         return self._layout.join(tensors)[1 if twin else 0 :]
 
+    def _graphed_step(self, tensors: Sequence[torch.Tensor], sgd: StackedSGD, steps: Steps, k: int) -> None:
+        """Do one step on buffers that don't move. The rate is folded into the samples' weights where it can be."""
+        weights = self._pairs(tensors)
+        inputs, scores = self._forward(weights, _flat(steps.x[k]))
+        weight = (steps.scaled if sgd.plain else steps.weights)[k].unsqueeze(1)
+        delta = torch.softmax(scores, 1).mul_(weight)
+        delta.scatter_add_(1, steps.y[k].unsqueeze(1), -weight)
+        if sgd.plain:
+            self._backward(weights, inputs, delta, -1.0)
+        else:
+            sgd.step(self._backward(weights, inputs, delta, None), steps.rates[k])
+
     def _weights(self, models: torch.Tensor, copy: bool) -> list[Weights]:
-        pieces = iter([p.clone() if copy else p for _, p, _ in self._layout.pieces(models)])
+        return self._pairs([p.clone() if copy else p for _, p, _ in self._layout.pieces(models)])
+
+    def _pairs(self, tensors: Sequence[torch.Tensor]) -> list[Weights]:
+        pieces = iter(tensors)
         return [
             (next(pieces), next(pieces) if layer.bias is not None else None)
             for layer in self._layers

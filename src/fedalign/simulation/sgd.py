@@ -12,7 +12,7 @@ Rate = float | torch.Tensor  # one for all clients, or one per client
 
 
 class StackedSGD:
-    """Momentum, weight decay, clipping and the proximal term of :class:`LocalSGD`, client by client.
+    """Momentum, weight decay, clipping and the proximal term of :class:`LocalSGD`, client by client; ``plain``: none.
 
     Clients that have finished are the last ones, so a step touches a prefix of the stack.
     """
@@ -20,8 +20,16 @@ class StackedSGD:
     def __init__(self, local: LocalSGD, parameters: Sequence[torch.Tensor]) -> None:
         self._local = local
         self._parameters = parameters
+        self.plain = not (local.mu or local.momentum or local.weight_decay or local.clip)
         self._start = [p.clone() for p in parameters] if local.mu else []
         self._velocity = [torch.zeros_like(p) for p in parameters] if local.momentum else []
+
+    def reset(self) -> None:
+        """Begin a round: remember where the parameters are now, and come to rest."""
+        for start, p in zip(self._start, self._parameters, strict=False):
+            start.copy_(p)
+        for velocity in self._velocity:
+            velocity.zero_()
 
     def step(self, gradients: Sequence[torch.Tensor], rate: Rate) -> None:
         """Move the first ``len(gradients[0])`` clients; the gradients are used up."""
@@ -46,4 +54,4 @@ class StackedSGD:
             if isinstance(rate, float):
                 p.sub_(g, alpha=rate)
             else:
-                p.sub_(g * rate.view(-1, *(1,) * (g.dim() - 1)))
+                p.addcmul_(g, rate.view(-1, *(1,) * (g.dim() - 1)), value=-1)
