@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import blobs
 
-from fedalign import cli
+from fedalign import bench, cli, models
 from fedalign.experiments.store import RunStore
 
 BASE = """
@@ -90,6 +90,14 @@ def test_report(tmp_path, capsys):
     assert "is not a run's folder" in refused(capsys, "report", "nowhere")
     Path("b/summary.json").unlink()
     assert "unfinished run" in refused(capsys, "report", "b")
+
+
+def test_bench(capsys, monkeypatch):
+    assert "did you mean 'logistic'" in refused(capsys, "bench", "logistik")
+    assert "--repeats must be at least 1" in refused(capsys, "bench", "--repeats", "0")
+    monkeypatch.setitem(bench.MODELS, "logistic", (lambda: models.logistic(20, 3), (20,), 3, 4, 60))
+    assert cli.main(["bench", "logistic", "--repeats", "1"]) == 0
+    assert "×" in capsys.readouterr().out
 
 
 def test_unknown_experiment(capsys):

@@ -82,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: the run's own folder)")
     command.set_defaults(command=_report)
 
+    command = commands.add_parser("bench", help="batched engine against the reference loop, in some minutes")
+    command.add_argument("cases", nargs="*", metavar="CASE", help="logistic, network, cnn, synth-medium (default: all)")
+    command.add_argument("--repeats", type=int, default=3, metavar="N", help="the best of N counts (default: 3)")
+    command.set_defaults(command=_bench)
+
     command = commands.add_parser("data", help="data sets: get them, check them")
     command.add_argument("action", choices=("get", "check"))
     command.add_argument("names", nargs="*", metavar="NAME", help="data sets (default: all)")
@@ -169,6 +174,15 @@ def _report(options: argparse.Namespace) -> int:
     report = write_report(runs, folder)
     for path in [report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
         console.print(f"  {escape(str(path))}", soft_wrap=True)
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from fedalign.bench import run
+
+    if options.repeats < 1:
+        raise FedalignError(f"--repeats must be at least 1, not {options.repeats}")
+    run(options.cases, options.repeats)
     return 0
 
 

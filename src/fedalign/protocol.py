@@ -177,7 +177,7 @@ def aggregate(models: Sequence[Model], weights: Sequence[float]) -> Model:
     total = math.fsum(weights)
     mean = models[0] * (weights[0] / total)
     for model, weight in zip(models[1:], weights[1:], strict=True):
-        mean = mean + model * (weight / total)
+        mean += model * (weight / total)
     return mean
 
 

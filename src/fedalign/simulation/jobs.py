@@ -106,13 +106,21 @@ class Data:
         offset = self._offsets[id(pool)]
         return rows + offset if offset else rows
 
-    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather features and labels for an index of any shape."""
+    def batch(self, rows: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather features and labels for an index of any shape; features go to ``out`` where that is given."""
         flat = rows.reshape(-1)
-        x = self.x.index_select(0, flat)
-        if x.dtype == torch.uint8:
-            x = x.to(self.dtype).div_(255)
+        room = None if out is None else out[: len(flat)]
+        if self.x.dtype == torch.uint8:
+            raw = self.x.index_select(0, flat)
+            x = raw.to(self.dtype).div_(255) if room is None else room.copy_(raw).div_(255)
+        else:
+            x = self.x.index_select(0, flat) if room is None else torch.index_select(self.x, 0, flat, out=room)
         if not self._plain:
             x = (x - self._mean) / self._std
         y = self.y.index_select(0, flat)
         return x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:])
+
+    def buffer(self, samples: int) -> torch.Tensor:
+        """Make room for the features of so many samples: fresh memory for every batch costs more than filling it."""
+        dtype = self.dtype if self.x.dtype == torch.uint8 else self.x.dtype
+        return torch.empty((samples, *self.x.shape[1:]), dtype=dtype, device=self.device)

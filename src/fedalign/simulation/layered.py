@@ -135,9 +135,9 @@ class LayeredStepper:
                 wt = w.transpose(1, 2)
                 inputs.append(torch.bmm(last, wt) if b is None else torch.baddbmm(b.unsqueeze(1), last, wt))
             elif isinstance(layer, nn.ReLU):
-                inputs.append(last.relu())
+                inputs.append(last.relu_())  # in place: going back needs the activation's output alone
             else:
-                inputs.append(last.tanh() if isinstance(layer, nn.Tanh) else last.sigmoid())
+                inputs.append(last.tanh_() if isinstance(layer, nn.Tanh) else last.sigmoid_())
         w, b = next(linear)
         xt = inputs[-1].transpose(1, 2)
         return inputs, torch.bmm(w, xt) if b is None else torch.baddbmm(b.unsqueeze(2), w, xt)
@@ -173,7 +173,7 @@ class LayeredStepper:
             if not isinstance(layer, nn.Linear):
                 after = inputs[index + 1]
                 if isinstance(layer, nn.ReLU):
-                    delta = delta.mul_(after > 0)
+                    torch.ops.aten.threshold_backward.grad_input(delta, after, 0, grad_input=delta)
                 else:
                     delta = delta.mul_(1 - after.square() if isinstance(layer, nn.Tanh) else after * (1 - after))
                 continue
