@@ -25,7 +25,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup  ## batched engine against the reference loop, in one run on this machine
-	$(BIN)/python benchmarks/engine.py
+	$(BIN)/fedalign bench
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

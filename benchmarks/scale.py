@@ -45,7 +45,7 @@ def main() -> None:
         rows[clients] = [float(word) for word in out.split()]
         s, peak, more, data = rows[clients]
         print(
-            f"{clients:,} clients: {s:.2f} s a round; peak {peak:.0f} MB, {more:.0f} MB of it the run's; data {data:.0f} MB"
+            f"{clients:,} clients: {s:.2f} s a round; peak {peak:.0f} MB, {more:.0f} MB for the run; data {data:.0f} MB"
         )
     print(f"ratio of time: {rows[10_000][0] / rows[1_000][0]:.1f}×")
 
