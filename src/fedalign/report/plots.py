@@ -91,6 +91,8 @@ def admitted(runs: Mapping[int, History], title: str) -> Figure:
     axes.set_yticks(range(0, len(free), step), names[::step])
     axes.set(title=title, xlabel="communication round", ylabel="free client")
     axes.grid(visible=False)
+    if not share.any():
+        axes.text(0.5, 0.5, "no free client was admitted", transform=axes.transAxes, ha="center", color="0.35")
     label = "admitted" if len(histories) == 1 else f"admitted (share of {len(histories)} seeds)"
     figure.colorbar(image, ax=axes, label=label)
     return figure
