@@ -38,6 +38,8 @@ class Steps(NamedTuple):
     weights: torch.Tensor
     rates: torch.Tensor
     scaled: torch.Tensor  # weights times rates
+    minus_weights: torch.Tensor
+    minus_scaled: torch.Tensor
 
 
 #: Do step k on stacked parameters, in place.
@@ -74,7 +76,7 @@ class StepGraph:
     def _do(self) -> None:
         x, y = self._data.batch(self._rows)
         scaled = self._weights * self._rates.unsqueeze(-1)
-        steps = Steps(x, y, self._weights, self._rates, scaled)
+        steps = Steps(x, y, self._weights, self._rates, scaled, -self._weights, -scaled)
         for k in range(self.steps):
             self._step(self.tensors, self._sgd, steps, k)
 

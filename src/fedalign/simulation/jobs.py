@@ -112,7 +112,12 @@ class Data:
         room = None if out is None else out[: len(flat)]
         if self.x.dtype == torch.uint8:
             raw = self.x.index_select(0, flat)
-            x = raw.to(self.dtype).div_(255) if room is None else room.copy_(raw).div_(255)
+            if room is not None:
+                x = room.copy_(raw).div_(255)
+            elif self.dtype == torch.get_default_dtype():
+                x = raw / 255  # one pass over the batch
+            else:
+                x = raw.to(self.dtype).div_(255)
         else:
             x = self.x.index_select(0, flat) if room is None else torch.index_select(self.x, 0, flat, out=room)
         if not self._plain:

@@ -104,8 +104,9 @@ class LayeredStepper:
         weights = self._pairs(tensors)
         inputs, scores = self._forward(weights, _flat(steps.x[k]))
         weight = (steps.scaled if sgd.plain else steps.weights)[k].unsqueeze(1)
+        targets = (steps.minus_scaled if sgd.plain else steps.minus_weights)[k].unsqueeze(1)
         delta = torch.softmax(scores, 1).mul_(weight)
-        delta.scatter_add_(1, steps.y[k].unsqueeze(1), -weight)
+        delta.scatter_add_(1, steps.y[k].unsqueeze(1), targets)
         if sgd.plain:
             self._backward(weights, inputs, delta, -1.0)
         else:
