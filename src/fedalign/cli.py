@@ -144,9 +144,7 @@ def _run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         show = None
         if not options.quiet:
-            progress = ExperimentProgress(
-                console, experiment.arms, len(experiment.seeds), experiment.rounds, prepared.start
-            )
+            progress = ExperimentProgress(console, experiment.arms, experiment.rounds, prepared.start)
             show = stack.enter_context(progress).update
         outcome = execute(prepared, show) if show else execute(prepared)
     console.print(terminal_table(outcome.summary))

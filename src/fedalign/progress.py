@@ -22,7 +22,7 @@ from fedalign.history import RoundRecord, mean_or_none
 class ExperimentProgress:
     """Shows rounds done, time left and, for each arm, the last round's means over seeds."""
 
-    def __init__(self, console: Console, arms: Sequence[str], seeds: int, rounds: int, start: int) -> None:
+    def __init__(self, console: Console, arms: Sequence[str], rounds: int, start: int) -> None:
         self._bar = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -34,7 +34,6 @@ class ExperimentProgress:
         )
         self._task = self._bar.add_task("rounds", total=rounds, completed=start)
         self._latest: dict[str, dict[int, RoundRecord]] = {arm: {} for arm in arms}
-        self._seeds = seeds
         self._live = Live(self._picture(), console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> ExperimentProgress:

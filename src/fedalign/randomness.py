@@ -30,7 +30,6 @@ class Purpose(enum.IntEnum):
     PARTICIPATION = 3
     SPLIT = 4
     DATA = 5
-    PARTITION = 6
 
 
 def _splitmix(z: U64) -> U64:

@@ -59,7 +59,6 @@ class BatchedEngine:
         self.layout = Layout(template)
         self._loss, self._data, self._chunk = loss, data, chunk
         layers = chain(template, flat_samples=data.x.dim() == 2)
-        self._layered = layers is not None
         self._stepper: Stepper
         if layers is not None:
             self._stepper = LayeredStepper(layers, self.layout, loss, data)
