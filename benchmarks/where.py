@@ -1,6 +1,6 @@
 """Where a CPU round goes: its rate against a large matrix product's, and the operators that take the time.
 
-python benchmarks/where.py            # logistic (1,000 samples a client) and network (600), 60 clients, 5 epochs, batch 50
+python benchmarks/where.py     # 60 clients, 5 epochs, batch 50
 """
 
 from __future__ import annotations
