@@ -22,6 +22,7 @@ from fedalign.simulation.jobs import Data, TrainJob
 from fedalign.simulation.layout import Layout
 from fedalign.simulation.products import convolutions_as_products
 from fedalign.simulation.sgd import StackedSGD
+from fedalign.simulation.stacked import StackedChain
 
 Tensors = dict[str, torch.Tensor]
 
@@ -39,6 +40,8 @@ class FunctionalStepper:
         self._own = threading.local()  # each thread's own copy for one client at a time
         self._graphs = GraphCache(self._graphed_step, layout, data) if data.device.type == "cuda" else None
         self._gradient: Callable[..., tuple[Tensors, Tensors]] = vmap(grad(self._objective, has_aux=True))
+        if data.device.type == "cuda" and StackedChain.serves(template):
+            self._gradient = StackedChain(template, loss).gradient
 
     def forward(self, models: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Compute outputs of stacked models on stacked samples."""

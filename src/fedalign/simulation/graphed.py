@@ -20,14 +20,14 @@ import torch
 
 from fedalign.errors import FederationWarning
 from fedalign.local import LocalSGD
-from fedalign.simulation.batches import batches_for
+from fedalign.simulation.batches import Outlines, batches_for
 from fedalign.simulation.jobs import Data, TrainJob
 from fedalign.simulation.layout import Layout
 from fedalign.simulation.sgd import StackedSGD
 
 _BYTES = 1 << 30  # of gathered features in one graph
 _KEPT = 16  # graphs, of the shapes used last
-_HEIGHT = 8  # stacks are padded to a multiple of this
+_HEIGHT = 4  # stacks are padded to a multiple of this
 
 
 class Steps(NamedTuple):
@@ -38,8 +38,6 @@ class Steps(NamedTuple):
     weights: torch.Tensor
     rates: torch.Tensor
     scaled: torch.Tensor  # weights times rates
-    minus_weights: torch.Tensor
-    minus_scaled: torch.Tensor
 
 
 #: Do step k on stacked parameters, in place.
@@ -75,8 +73,7 @@ class StepGraph:
 
     def _do(self) -> None:
         x, y = self._data.batch(self._rows)
-        scaled = self._weights * self._rates.unsqueeze(-1)
-        steps = Steps(x, y, self._weights, self._rates, scaled, -self._weights, -scaled)
+        steps = Steps(x, y, self._weights, self._rates, self._weights * self._rates.unsqueeze(-1))
         for k in range(self.steps):
             self._step(self.tensors, self._sgd, steps, k)
 
@@ -117,6 +114,7 @@ class GraphCache:
     def __init__(self, step: StepFunction, layout: Layout, data: Data) -> None:
         self._step, self._layout, self._data = step, layout, data
         self._why_not: str | None = None
+        self._outlines = Outlines()
         self._graphs: OrderedDict[tuple[object, ...], StepGraph] = OrderedDict()
 
     def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor | None:
@@ -124,11 +122,8 @@ class GraphCache:
         data = self._data
         if self._why_not is not None:
             return None
-        batches = batches_for(jobs, data)
-        rows = batches.rows.transpose(0, 1)
-        counts = torch.from_numpy(batches.counts.T.copy()).to(data.device)
-        real = torch.arange(rows.shape[2], device=data.device) < counts[:, :, None]
-        weights = real.to(data.dtype) / counts.clamp(min=1)[:, :, None]
+        batches = batches_for(jobs, data, self._outlines(jobs, data))
+        rows, weights = batches.rows.transpose(0, 1), batches.outline.weights
         rates = torch.from_numpy(np.where(batches.counts > 0, batches.rates, 0.0).T.copy()).to(data.device, data.dtype)
         try:
             graph = self._graph_for(jobs[0].local, len(jobs), rows.shape[0], rows.shape[2])

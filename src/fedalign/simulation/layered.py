@@ -16,9 +16,12 @@ from fedalign.losses import PerSampleLoss, cross_entropy
 from fedalign.simulation.chunk import Step, steps
 from fedalign.simulation.graphed import GraphCache, Steps
 from fedalign.simulation.jobs import Data, TrainJob
+from fedalign.simulation.kernels import softmax_kernel
 from fedalign.simulation.layout import Layout
 from fedalign.simulation.sgd import StackedSGD
+from fedalign.simulation.stacked import has_hooks, leaves
 
+_TILE = 4096  # scores of a client that one program of a kernel holds
 _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -33,12 +36,12 @@ def chain(module: nn.Module, flat_samples: bool = True) -> list[nn.Module] | Non
     ['Linear', 'ReLU', 'Linear']
     """
     layers: list[nn.Module] = []
-    leaves = _leaves(module)
-    if not flat_samples and type(leaves[0]) is not nn.Flatten:
+    parts = [layer for _, layer in leaves(module)]
+    if not flat_samples and type(parts[0]) is not nn.Flatten:
         return None
-    if any(_has_hooks(part) for part in module.modules()):
+    if has_hooks(module):
         return None
-    for leaf in leaves:
+    for leaf in parts:
         if type(leaf) is nn.Linear or type(leaf) in _ACTIVATIONS:
             layers.append(leaf)
         elif not (type(leaf) is nn.Flatten and leaf.start_dim == 1 and leaf.end_dim == -1):
@@ -48,17 +51,6 @@ def chain(module: nn.Module, flat_samples: bool = True) -> list[nn.Module] | Non
     simple = len(owned) == len(parameters) == len({id(p) for p in owned}) and all(p.requires_grad for p in parameters)
     framed = bool(layers) and isinstance(layers[0], nn.Linear) and isinstance(layers[-1], nn.Linear)
     return layers if simple and framed and not list(module.buffers()) else None
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in hooks)
-
-
-def _leaves(module: nn.Module) -> list[nn.Module]:
-    if type(module) is nn.Sequential and len(module):
-        return [leaf for child in module for leaf in _leaves(child)]
-    return [module]
 
 
 class LayeredStepper:
@@ -103,12 +95,11 @@ class LayeredStepper:
         """Do one step on buffers that don't move. The rate is folded into the samples' weights where it can be."""
         weights = self._pairs(tensors)
         inputs, scores = self._forward(weights, _flat(steps.x[k]))
-        weight = (steps.scaled if sgd.plain else steps.weights)[k].unsqueeze(1)
-        targets = (steps.minus_scaled if sgd.plain else steps.minus_weights)[k].unsqueeze(1)
-        delta = torch.softmax(scores, 1).mul_(weight)
-        delta.scatter_add_(1, steps.y[k].unsqueeze(1), targets)
+        weight = (steps.scaled if sgd.plain else steps.weights)[k]
+        last = weights[-1][1] if sgd.plain else None
+        delta, bias_done = softmax_gradient(scores, steps.y[k], weight, last)
         if sgd.plain:
-            self._backward(weights, inputs, delta, -1.0)
+            self._backward([*weights[:-1], (weights[-1][0], None)] if bias_done else weights, inputs, delta, -1.0)
         else:
             sgd.step(self._backward(weights, inputs, delta, None), steps.rates[k])
 
@@ -192,6 +183,21 @@ class LayeredStepper:
                     b.add_(delta.sum(1), alpha=move)
             delta = earlier
         return gradients
+
+
+def softmax_gradient(
+    scores: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, bool]:
+    """Give ``weights·(softmax − truth)`` for scores (clients × classes × samples).
+
+    On a GPU that is one kernel, which can also take the gradient off the last layer's ``bias``: says whether it did.
+    """
+    if scores.is_cuda and softmax_kernel is not None and scores.shape[1] * scores.shape[2] <= _TILE:
+        delta = torch.empty_like(scores)
+        softmax_kernel(scores, y, weights, bias, delta)
+        return delta, bias is not None
+    delta = torch.softmax(scores, 1).mul_(weights.unsqueeze(1))
+    return delta.scatter_add_(1, y.unsqueeze(1), -weights.unsqueeze(1)), False
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

@@ -7,39 +7,11 @@ their gradients back both move whole runs of memory.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-class _Patches(torch.autograd.Function):
-    """Cut images (samples × height × width × channels) into patches (samples × height × width × kh × kw × channels)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: torch.Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> torch.Tensor:
-        cut = x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
-        return cut.permute(0, 1, 2, 4, 5, 3).contiguous()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, ctx.kernel, ctx.stride = inputs
-        ctx.shape = x.shape
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        (g,) = gradients
-        back = g.new_zeros(ctx.shape)
-        high, wide = g.shape[1], g.shape[2]
-        for i in range(ctx.kernel[0]):
-            for j in range(ctx.kernel[1]):
-                rows = slice(i, i + ctx.stride[0] * (high - 1) + 1, ctx.stride[0])
-                columns = slice(j, j + ctx.stride[1] * (wide - 1) + 1, ctx.stride[1])
-                back[:, rows, columns] += g[:, :, :, i, j]
-        return back, None, None
+from fedalign.simulation.patches import Patches, places
 
 
 class ProductConv2d(nn.Module):
@@ -69,10 +41,11 @@ class ProductConv2d(nn.Module):
         above, beside = (int(side) for side in self.padding)
         if above or beside:
             x = F.pad(x, (beside, beside, above, above))
-        patches = _Patches.apply(x.permute(0, 2, 3, 1), self.kernel, self.stride)  # type: ignore[no-untyped-call]
-        n, high, wide = patches.shape[:3]
-        weight = self.weight.permute(0, 2, 3, 1).reshape(self.weight.shape[0], -1)
-        rows = patches.reshape(n * high * wide, -1)
+        (kh, kw), (sh, sw) = self.kernel, self.stride
+        n, high, wide = len(x), places(x.shape[2], kh, sh), places(x.shape[3], kw, sw)
+        rows = Patches.apply(x.permute(0, 2, 3, 1), (kh, kw, sh, sw))  # type: ignore[no-untyped-call]
+        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
+        weight = F.pad(weight, (0, rows.shape[-1] - weight.shape[1]))
         out = rows @ weight.t() if self.bias is None else torch.addmm(self.bias, rows, weight.t())
         return out.view(n, high, wide, -1).permute(0, 3, 1, 2)
 
