@@ -51,7 +51,8 @@ def case(name: str, check: bool) -> str:
     for round in range(8):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        engine.train(jobs_for(fed, start, local, 60, round))
+        for _ in engine.train(jobs_for(fed, start, local, 60, round)):
+            pass
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     steady = 1e3 * float(np.median(seconds[2:]))
@@ -59,8 +60,8 @@ def case(name: str, check: bool) -> str:
     if check:
         reference = ReferenceEngine(template, fa.cross_entropy, Data([fed.pool], torch.device("cpu"), torch.float32))
         one_epoch = fa.LocalSGD(lr=0.01, epochs=1, batch_size=50)
-        slow = reference.train(jobs_for(fed, start.cpu(), one_epoch, 3, 0))
-        fast = engine.train(jobs_for(fed, start, one_epoch, 3, 0))
+        slow = list(reference.train(jobs_for(fed, start.cpu(), one_epoch, 3, 0)))
+        fast = list(engine.train(jobs_for(fed, start, one_epoch, 3, 0)))
         moved = max((a.model - start.cpu()).norm().item() for a in slow)
         apart = max((a.model - b.model.cpu()).norm().item() for a, b in zip(slow, fast, strict=True))
         text += f"; {apart / moved:.1e} of the movement away from the CPU's reference"

@@ -47,11 +47,11 @@ def case(name: str) -> None:
     local = fa.LocalSGD(lr=0.01, epochs=EPOCHS, batch_size=BATCH)
     start = engine.layout.flatten(template)
     jobs = [TrainJob(start, fed.pool, c.train, local, 0, 0, 1, k) for k, c in enumerate(fed.clients)]
-    engine.train(jobs)
+    list(engine.train(jobs))
     seconds = []
     for _ in range(5):
         began = time.perf_counter()
-        engine.train(jobs)
+        list(engine.train(jobs))
         seconds.append(time.perf_counter() - began)
     widths = [784, *hidden, classes]
     products = [a * b for a, b in itertools.pairwise(widths)]
@@ -63,7 +63,7 @@ def case(name: str) -> None:
         f"{100 * rate / ceiling:.0f} % of a large product's {ceiling / 1e9:.0f}"
     )
     with profile(activities=[ProfilerActivity.CPU]) as found:
-        engine.train(jobs)
+        list(engine.train(jobs))
     events = sorted(found.key_averages(), key=lambda e: -e.self_cpu_time_total)
     total = sum(e.self_cpu_time_total for e in events)
     print(

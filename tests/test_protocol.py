@@ -11,7 +11,21 @@ import pytest
 
 from fedalign import Align, DivergedError, Everyone, FedalignError, Full, Measure, PriorityOnly, Replacement
 from fedalign.participation import Participation, Presence
-from fedalign.protocol import Declined, Evaluate, Lost, Plan, RoundDone, Train, Update, alone, federated, warmup_rounds
+from fedalign.protocol import (
+    Combine,
+    Combined,
+    Declined,
+    Evaluate,
+    Lost,
+    Plan,
+    RoundDone,
+    Train,
+    Update,
+    alone,
+    federated,
+    mean,
+    warmup_rounds,
+)
 from fedalign.roster import Roster
 
 ROSTER = Roster(("a", "b", "c", "d", "e"), (True, True, False, False, False), (30, 10, 20, 20, 40))
@@ -22,6 +36,8 @@ TRAINED = {0: 10.0, 1: 20.0, 2: 40.0, 3: 1e6, 4: -1e6}
 def answer(request, losses=LOSS, trained=TRAINED, lost=()):
     if isinstance(request, Evaluate):
         return [None if k in lost else Measure(losses[k], 0.5, 5) for _, k in request.jobs]
+    if isinstance(request, Combine):
+        return Combined(tuple(mean([trained[k] for k in mix], list(mix.values())) for mix in request.mixes))
     assert isinstance(request, Train)
     replies = []
     for _, k in request.jobs:
@@ -66,7 +82,14 @@ def test_a_round_of_fedalign_by_hand():
     assert result.model == pytest.approx((0.75 * 10 + 0.25 * 20 + 0.5 * 40) / 1.5, abs=1e-6)
     assert [c.weight for c in record.clients] == pytest.approx([0.5, 1 / 6, 1 / 3, 0, 0])
     assert (record.models_down, record.models_up) == (5, 4)
-    assert [type(r).__name__ for r in requests] == ["Evaluate", "Train", "Evaluate", "Evaluate", "RoundDone"]
+    assert [type(r).__name__ for r in requests] == [
+        "Evaluate",
+        "Train",
+        "Combine",
+        "Evaluate",
+        "Evaluate",
+        "RoundDone",
+    ]
     assert [r.split for r in requests if isinstance(r, Evaluate)] == ["heldout", "test", "train"]
 
 
@@ -178,11 +201,10 @@ def test_lost_clients_are_recorded():
 
 def test_divergence_names_round_and_clients():
     run = federated(plan(Everyone(), rounds=5), 0.0)
-    request = run.send(None)
-    train = run.send(answer(request))
-    replies = [Update(1.0, Measure(1.0, None, 1), finite=k != 3) for _, k in train.jobs]
+    combine = run.send(answer(run.send(answer(run.send(None)))))
+    assert isinstance(combine, Combine)
     with pytest.raises(DivergedError, match=r"round 0 at client\(s\) d") as error:
-        run.send(replies)
+        run.send(Combined((1.0,), not_finite=(3,)))
     assert (error.value.round, error.value.clients) == (0, ("d",))
 
 
@@ -196,12 +218,11 @@ def test_a_free_clients_loss_that_is_not_finite_is_declined():
     assert decisions(record)[2] == "declined"
 
 
-def test_a_rule_that_changes_its_mind_is_told_so():
-    run = federated(plan(Everyone()), 0.0)
-    train = run.send(answer(run.send(None)))
-    replies = [Update(None if k == 4 else 1.0, Measure(1.0, None, 1)) for _, k in train.jobs]
-    with pytest.raises(FedalignError, match="Everyone admits client 'e' now"):
-        run.send(replies)
+def test_only_the_admitted_are_combined():
+    requests = play(federated(plan(Align(0.3)), 0.0))[1]
+    (mix,) = next(r for r in requests if isinstance(r, Combine)).mixes
+    assert list(mix) == [0, 1, 2]
+    assert math.fsum(mix.values()) == pytest.approx(1.0)
 
 
 def test_alone_trains_everybody_and_sends_nothing():

@@ -62,7 +62,7 @@ def model_case(name: str, repeats: int) -> tuple[float, float]:
     plain, fast = ReferenceEngine(template, fa.cross_entropy, data), BatchedEngine(template, fa.cross_entropy, data)
     start = plain.layout.flatten(template)
     jobs = [TrainJob(start, fed.pool, c.train, local, 0, 0, 1, k) for k, c in enumerate(fed.clients)]
-    reference, batched = best_of(repeats, lambda: plain.train(jobs), lambda: fast.train(jobs))
+    reference, batched = best_of(repeats, lambda: list(plain.train(jobs)), lambda: list(fast.train(jobs)))
     return reference, batched
 
 

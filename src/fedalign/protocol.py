@@ -5,6 +5,7 @@ module reads like the algorithm (Ravi and Shomorony, 2023), and ten lines of mad
 
     Evaluate  -> one Measure (or None: lost) per job
     Train     -> one Update, Declined or Lost per job
+    Combine   -> Combined: weighted means of what the clients of the last Train sent
     RoundDone -> nothing; the driver may store the record and the model
 
 Models are opaque here: anything that can be scaled by a number and added (torch tensors, NumPy arrays, floats).
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,24 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Combine:
+    """Average the updates of the last ``Train``: one model for each mix, which gives its clients' weights (sum 1).
+
+    A simulation trains clients only now, and adds each model up when it is ready: it never holds them all.
+    """
+
+    mixes: tuple[Mapping[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The mixes' models, and the clients whose trained weights are not finite."""
+
+    models: tuple[Model, ...]
+    not_finite: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class RoundDone:
     """A round is over; ``model`` is what the next one starts from (the `local` run has one model per client)."""
 
@@ -57,12 +76,12 @@ class RoundDone:
 
 @dataclass(frozen=True)
 class Update:
-    """A client trained. ``own`` is its measure of the model it received (free clients only).
+    """A client sends an update. ``own`` is its measure of the model it received (free clients only).
 
-    A driver that knows the server will refuse may leave ``model`` out: it is never looked at.
+    ``model`` is there where nobody aggregates (``Train`` without a broadcast); else ``Combine`` asks for the mean.
     """
 
-    model: Model | None
+    model: Model | None = None
     own: Measure | None = None
     finite: bool = True
 
@@ -82,7 +101,7 @@ class Lost:
 
 
 Reply = Update | Declined | Lost
-Request = Evaluate | Train | RoundDone
+Request = Evaluate | Train | Combine | RoundDone
 Run = Generator[Request, Any, "Result"]
 
 
@@ -143,7 +162,7 @@ def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
         measures = yield Evaluate(tuple(zip(models, everybody, strict=True)), plan.match_on)
         replies = yield Train(tuple(zip(models, everybody, strict=True)), round)
         own = dict(zip(everybody, measures, strict=True))
-        _stop_if_diverged(roster, round, dict(zip(everybody, replies, strict=True)))
+        _stop_if_diverged(roster, round, [k for k, reply in zip(everybody, replies, strict=True) if not reply.finite])
         models = [reply.model for reply in replies]
         priority = [k for k in everybody if roster.priority[k]]
         loss, accuracy = _weighted(roster, {k: own[k] for k in priority})
@@ -168,17 +187,16 @@ def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
     return Result(tuple(models), history)
 
 
-def aggregate(models: Sequence[Model], weights: Sequence[float]) -> Model:
-    """Average models: ``Σ weights·models / Σ weights``, in the order given.
+def mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
+    """Average models with weights that sum to 1, in the order given: for drivers that have them all at hand.
 
-    >>> aggregate([1.0, 4.0], [2.0, 1.0])
-    2.0
+    >>> mean([1.0, 4.0], [0.75, 0.25])
+    1.75
     """
-    total = math.fsum(weights)
-    mean = models[0] * (weights[0] / total)
+    total = models[0] * weights[0]
     for model, weight in zip(models[1:], weights[1:], strict=True):
-        mean += model * (weight / total)
-    return mean
+        total += model * weight
+    return total
 
 
 def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tuple[Model, RoundRecord]]:
@@ -216,16 +234,11 @@ def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tupl
             for k, reply in replies.items()
             if isinstance(reply, Update) and (roster.priority[k] or rule.admits(own[k], broadcast))
         ]
-        _stop_if_diverged(roster, round, {k: replies[k] for k in admitted})
-        for k in admitted:
-            if replies[k].model is None:  # type: ignore[union-attr]
-                raise FedalignError(
-                    f"{type(rule).__name__} admits client {roster.names[k]!r} now and refused it a moment ago: "
-                    "offers and admits must depend on their arguments alone"
-                )
         if any(roster.priority[k] for k in admitted):
             shares = _shares(roster, presence, admitted)
-            model = aggregate([replies[k].model for k in shares], list(shares.values()))  # type: ignore[union-attr]
+            combined = yield Combine((shares,))
+            _stop_if_diverged(roster, round, combined.not_finite)
+            (model,) = combined.models
         else:
             skipped = "no priority client sent an update"
 
@@ -313,10 +326,9 @@ def _weighted(roster: Roster, own: dict[int, Measure]) -> tuple[float, float | N
     return loss, math.fsum(p * a for p, a in accuracies) / total
 
 
-def _stop_if_diverged(roster: Roster, round: int, replies: dict[int, Reply]) -> None:
-    bad = [roster.names[k] for k, reply in replies.items() if isinstance(reply, Update) and not reply.finite]
-    if bad:
-        raise _diverged(round, bad, "the trained weights are not finite")
+def _stop_if_diverged(roster: Roster, round: int, not_finite: Sequence[int]) -> None:
+    if not_finite:
+        raise _diverged(round, [roster.names[k] for k in not_finite], "the trained weights are not finite")
 
 
 def _diverged(round: int, names: list[str], what: str) -> DivergedError:

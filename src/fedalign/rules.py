@@ -44,8 +44,8 @@ class Broadcast:
 class Rule(abc.ABC):
     """A rule of inclusion for free clients. Subclass it and define :meth:`offers` and :meth:`admits`.
 
-    Both must be functions of their arguments alone: the simulator calls ``admits`` before it trains a client, so as
-    not to train one that will be refused. Priority clients are never asked; they always take part.
+    Both must be functions of their arguments alone: the simulator asks ``admits`` before it trains a client, so as not
+    to train one that will be refused. Priority clients are never asked; they always take part.
 
     >>> class Better(Rule):
     ...     def offers(self, own, broadcast):

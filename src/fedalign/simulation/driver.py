@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from fedalign.errors import DivergedError
 from fedalign.federation import Federation
 from fedalign.history import RoundRecord
 from fedalign.local import LocalSGD
-from fedalign.protocol import Declined, Evaluate, Reply, Request, Result, RoundDone, Run, Train, Update
+from fedalign.protocol import (
+    Combine,
+    Combined,
+    Declined,
+    Evaluate,
+    Reply,
+    Request,
+    Result,
+    RoundDone,
+    Run,
+    Train,
+    Update,
+)
 from fedalign.rules import Measure
 from fedalign.simulation.jobs import Engine, EvalJob, TrainJob
 
@@ -28,6 +42,18 @@ class LiveRun:
     result: Result | None = None
     error: DivergedError | None = None
     records: list[RoundRecord] = field(default_factory=list)
+    round: int = 0
+    received: dict[int, torch.Tensor] = field(default_factory=dict)  # the model each invited client has
+
+    def job(self, k: int) -> TrainJob:
+        """Describe client k's local work in this round."""
+        rows = self.federation.clients[k].train
+        return TrainJob(self.received[k], self.federation.pool, rows, self.local, self.seed, self.round, self.rounds, k)
+
+    def in_order(self, clients: Iterable[int]) -> list[int]:
+        """Sort clients as the engines finish them, whatever else is trained beside: sums then round alike."""
+        sizes = {k: len(self.federation.clients[k].train) for k in clients}
+        return sorted(sizes, key=lambda k: (-self.local.width_for(sizes[k]), -self.local.steps_for(sizes[k]), k))
 
     def advance(self, reply: Any) -> None:
         """Send a reply and keep the next request; at the end keep the result, or why there is none."""
@@ -62,10 +88,13 @@ class Driver:
         while waiting := [run for run in self.runs if run.request is not None]:
             evaluations = [run for run in waiting if isinstance(run.request, Evaluate)]
             trainings = [run for run in waiting if isinstance(run.request, Train)]
+            combinations = [run for run in waiting if isinstance(run.request, Combine)]
             if evaluations:
                 self._evaluate(evaluations)
             elif trainings:
                 self._train(trainings)
+            elif combinations:
+                self._combine(combinations)
             else:
                 self._close_round()
                 for run in waiting:
@@ -97,38 +126,48 @@ class Driver:
             run.advance([next(measures) if has_rows else None for has_rows in there])
 
     def _train(self, runs: Sequence[LiveRun]) -> None:
+        """Ask the invited clients. Who sends an update to a server is trained when the server asks for the mean."""
         asked = [(run, run.request) for run in runs if isinstance(run.request, Train)]
         own = self._free_clients_measures(asked)
+        now: list[tuple[int, int]] = []
         jobs: list[TrainJob] = []
         for i, (run, request) in enumerate(asked):
-            for model, k in request.jobs:
-                if _will_count(request, own.get((i, k))):
-                    client = run.federation.clients[k]
-                    jobs.append(
-                        TrainJob(
-                            model,
-                            run.federation.pool,
-                            client.train,
-                            run.local,
-                            run.seed,
-                            request.round,
-                            run.rounds,
-                            k,
-                        )
-                    )
-        trained = iter(self.engine.train(jobs))
+            run.received = {k: model for model, k in request.jobs}
+            run.round = request.round
+            if request.broadcast is None:
+                now += [(i, k) for _, k in request.jobs]
+                jobs += [run.job(k) for _, k in request.jobs]
+        done = {now[trained.job]: trained for trained in self.engine.train(jobs)}
+        finite = _flags([trained.finite for trained in done.values()])
+        updates = {
+            where: Update(trained.model, None, ok) for (where, trained), ok in zip(done.items(), finite, strict=True)
+        }
         for i, (run, request) in enumerate(asked):
-            replies: list[Reply] = []
-            for _, k in request.jobs:
-                measure = own.get((i, k))
-                if _will_count(request, measure):
-                    result = next(trained)
-                    replies.append(Update(result.model, measure, result.finite))
-                elif measure is not None and _offers(request, measure):
-                    replies.append(Update(None, measure))
-                elif measure is not None:
-                    replies.append(Declined(measure))
-            run.advance(replies)
+            run.advance([updates.get((i, k)) or _answer(request, own.get((i, k))) for _, k in request.jobs])
+
+    def _combine(self, runs: Sequence[LiveRun]) -> None:
+        """Train every client that is in some mix, and add its model up as soon as it is there."""
+        asked = [(run, run.request.mixes) for run in runs if isinstance(run.request, Combine)]
+        where = [
+            (i, k) for i, (run, mixes) in enumerate(asked) for k in run.in_order({k for mix in mixes for k in mix})
+        ]
+        sums: list[list[torch.Tensor | None]] = [[None] * len(mixes) for _, mixes in asked]
+        flags: list[torch.Tensor] = []
+        order: list[tuple[int, int]] = []
+        for trained in self.engine.train([asked[i][0].job(k) for i, k in where]):
+            i, k = where[trained.job]
+            order.append((i, k))
+            flags.append(trained.finite)
+            for m, mix in enumerate(asked[i][1]):
+                if k in mix:
+                    total = sums[i][m]
+                    if total is None:
+                        sums[i][m] = trained.model * mix[k]
+                    else:
+                        total.add_(trained.model * mix[k])
+        bad = [place for place, ok in zip(order, _flags(flags), strict=True) if not ok]
+        for i, (run, _) in enumerate(asked):
+            run.advance(Combined(tuple(sums[i]), tuple(sorted(k for at, k in bad if at == i))))
 
     def _free_clients_measures(self, asked: Sequence[tuple[LiveRun, Train]]) -> dict[tuple[int, int], Measure]:
         """Let every invited free client measure the model it received."""
@@ -144,12 +183,13 @@ class Driver:
         return dict(zip(where, self.engine.evaluate(jobs), strict=True))
 
 
-def _offers(request: Train, own: Measure) -> bool:
-    return request.rule is None or request.broadcast is None or request.rule.offers(own, request.broadcast)
-
-
-def _will_count(request: Train, own: Measure | None) -> bool:
-    """Whether a client's update will be looked at. One that the server will refuse needs no training here."""
+def _answer(request: Train, own: Measure | None) -> Reply:
+    """Decide as the client does; ``own`` is a free client's measure, None a priority client's."""
     if own is None or request.rule is None or request.broadcast is None:
-        return True
-    return request.rule.offers(own, request.broadcast) and request.rule.admits(own, request.broadcast)
+        return Update()
+    return Update(own=own) if request.rule.offers(own, request.broadcast) else Declined(own)
+
+
+def _flags(flags: Sequence[torch.Tensor]) -> list[bool]:
+    """Read flags, all at once: on a GPU, reading waits for the work."""
+    return [bool(flag) for flag in torch.stack(list(flags)).tolist()] if flags else []

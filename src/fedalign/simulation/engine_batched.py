@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from fedalign.simulation.layout import Layout
 _GPU_BYTES = 2 << 30
 _CACHE_SHARE = 3 / 8
 _EVAL_BYTES = 64 << 20
+Done = tuple[torch.Tensor, torch.Tensor]  # stacked models, and whether each is finite
 
 
 class Stepper(Protocol):
@@ -88,33 +90,30 @@ class BatchedEngine:
             measures[j] = Measure(loss / n, None if hit is None else hit / n, n)
         return [measures[j] for j in range(len(jobs))]
 
-    def train(self, jobs: Sequence[TrainJob]) -> list[Trained]:
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
         """Train. Jobs with the same local work and width are sorted by their number of steps and cut into chunks."""
-        results: list[Trained | None] = [None] * len(jobs)
         kinds: list[LocalSGD] = []
         groups: dict[tuple[int, ...], list[int]] = {}
         for j, job in enumerate(jobs):
             kind = next((i for i, local in enumerate(kinds) if local is job.local or local == job.local), len(kinds))
             if kind == len(kinds):
                 kinds.append(job.local)
-            groups.setdefault((kind, job.width, job.round, job.rounds), []).append(j)
-        chunks = [chunk for members in groups.values() for chunk in self._chunks(jobs, members)]
+            groups.setdefault((-job.width, kind, job.round, job.rounds), []).append(j)
+        # By width, so that the order of one run's clients doesn't depend on the other runs.
+        chunks = [chunk for _, members in sorted(groups.items()) for chunk in self._chunks(jobs, members)]
 
-        def work(chunk: list[int]) -> None:
+        def work(chunk: list[int]) -> Done:
             mine = [jobs[j] for j in chunk]
             with torch.no_grad():
                 models = self._stepper.train(torch.stack([job.model for job in mine]), mine)
-                finite = torch.isfinite(models).all(1).tolist()
-            for place, j in enumerate(chunk):
-                results[j] = Trained(models[place], finite[place])
+                return models, torch.isfinite(models).all(1)
 
         threads = torch.get_num_threads()
-        if self._one_by_one and self.device.type == "cpu" and threads > 1 and len(chunks) > 1:
-            _in_threads(work, chunks, threads)
-        else:
-            for chunk in chunks:
-                work(chunk)
-        return [result for result in results if result is not None]
+        in_threads = self._one_by_one and self.device.type == "cpu" and threads > 1 and len(chunks) > 1
+        done = _in_threads(work, chunks, threads) if in_threads else map(work, chunks)
+        for chunk, (models, finite) in zip(chunks, done, strict=True):
+            for place, j in enumerate(chunk):
+                yield Trained(j, models[place], finite[place])
 
     def _chunks(self, jobs: Sequence[TrainJob], members: Sequence[int]) -> Iterator[list[int]]:
         by_steps = sorted(members, key=lambda j: -jobs[j].steps)
@@ -206,12 +205,20 @@ def last_level_cache() -> int:
     return min(max(sizes, default=16 << 20), 128 << 20)
 
 
-def _in_threads(work: Callable[[list[int]], None], chunks: Sequence[list[int]], threads: int) -> None:
-    """Work on chunks in threads of one core each; operations within a chunk then don't compete for cores."""
+def _in_threads(work: Callable[[list[int]], Done], chunks: Sequence[list[int]], threads: int) -> Iterator[Done]:
+    """Work on chunks in threads of one core each, which then don't compete for cores; give results in order.
+
+    Only a few chunks are under way at a time, so that few results wait for their turn.
+    """
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(work, chunks):
-                pass
+            under_way: deque[Future[Done]] = deque()
+            for chunk in chunks:
+                under_way.append(pool.submit(work, chunk))
+                if len(under_way) > 2 * threads:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
     finally:
         torch.set_num_threads(threads)

@@ -6,7 +6,7 @@ The batched engine is tested against it. It is kept plain on purpose; don't make
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -44,11 +44,13 @@ class ReferenceEngine:
             measures.append(Measure(loss, accuracy, len(y)))
         return measures
 
-    def train(self, jobs: Sequence[TrainJob]) -> list[Trained]:
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
         """Train, client by client."""
-        return [self._train_one(job) for job in jobs]
+        for j, job in enumerate(jobs):
+            model = self._train_one(job)
+            yield Trained(j, model, torch.isfinite(model).all())
 
-    def _train_one(self, job: TrainJob) -> Trained:
+    def _train_one(self, job: TrainJob) -> torch.Tensor:
         local, module = job.local, self._module
         self.layout.load(module, job.model)
         module.train()
@@ -68,5 +70,4 @@ class ReferenceEngine:
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
             optimizer.step()
-        model = self.layout.flatten(module)
-        return Trained(model, bool(torch.isfinite(model).all()))
+        return self.layout.flatten(module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,10 +49,11 @@ class TrainJob:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trained model, and whether all of it is finite."""
+    """Which job is done, its model, and whether all of that is finite (a tensor: asking a GPU makes it wait)."""
 
+    job: int
     model: torch.Tensor
-    finite: bool
+    finite: torch.Tensor
 
 
 class Engine(Protocol):
@@ -64,8 +65,8 @@ class Engine(Protocol):
         """Measure, one result per job."""
         ...
 
-    def train(self, jobs: Sequence[TrainJob]) -> list[Trained]:
-        """Train, one result per job."""
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
+        """Train, and give results as they come. The order among one run's jobs doesn't depend on the other jobs."""
         ...
 
 
