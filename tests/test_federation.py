@@ -276,3 +276,17 @@ def test_bad_match():
     for options in ({"on": "los"}, {"match_on": "test"}):
         with pytest.raises(fa.FedalignError):
             fa.Align(0.1, **options)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_memory_mapped_data_is_not_copied(tmp_path, kind):
+    draw = np.random.default_rng(0)
+    x, y = (draw.random((60, 6)) * 200).astype(kind), draw.integers(0, 3, 60)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    parts = [np.arange(0, 20), np.arange(20, 60)]
+    fed = fa.Federation.from_partition((mapped, y), parts, priority=[True, False])
+    assert fed.pool.x.data_ptr() == mapped.ctypes.data
+    held = fa.Federation.from_partition((x, y), parts, priority=[True, False])
+    runs = [fa.simulate(f, lambda: torch.nn.Linear(6, 3), fa.Everyone(), 2, 0, device="cpu") for f in (fed, held)]
+    assert torch.equal(runs[0].model.weight, runs[1].model.weight)

@@ -65,6 +65,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seeds", type=int, metavar="N", help="how many seeds, counted from 0")
     command.add_argument("--rounds", type=int, metavar="N", help="how many communication rounds")
     command.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: auto)")
+    command.add_argument(
+        "--tf32", action="store_true", default=None, help="let a GPU multiply in TF32: faster, rounded to 10 bits"
+    )
+    command.add_argument(
+        "--on", choices=("here", "ray"), default="here", help="ray: spread the runs over Ray's GPUs or machines"
+    )
+    command.add_argument(
+        "--workers", type=int, metavar="N", help="with --on ray: how many (default: one a GPU or machine)"
+    )
     command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/NAME)")
     command.add_argument(
         "--set",
@@ -124,12 +133,21 @@ def _run(options: argparse.Namespace) -> int:
     from fedalign.report.page import write_report
     from fedalign.report.table import terminal_table
 
+    if options.workers is not None and options.on != "ray":
+        raise FedalignError("--workers goes with --on ray")
     console = Console(quiet=options.quiet, highlight=False)
     experiment = load(options.experiment, _overrides(options))
     folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FederationWarning)
-        prepared = prepare(experiment, folder, resume=options.resume, device=experiment.device)
+        prepared = prepare(
+            experiment,
+            folder,
+            resume=options.resume,
+            device=experiment.device,
+            on=options.on,
+            workers=options.workers,
+        )
     for note in dict.fromkeys([*(str(w.message) for w in caught), *prepared.notes]):
         _errors().print(f"[yellow]note:[/] {escape(note)}")
     count = len(prepared.runs)
@@ -204,7 +222,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         found[key.strip()] = _value(text.strip())
     if options.arms is not None:
         found["arms"] = [arm.strip() for arm in options.arms.split(",") if arm.strip()]
-    for name in ("seeds", "rounds", "device"):
+    for name in ("seeds", "rounds", "device", "tf32"):
         if getattr(options, name) is not None:
             found[name] = getattr(options, name)
     return found

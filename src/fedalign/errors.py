@@ -21,6 +21,9 @@ class DivergedError(RuntimeError):
         self.round = round
         self.clients = clients
 
+    def __reduce__(self) -> tuple[type[DivergedError], tuple[str, int, tuple[str, ...]]]:
+        return DivergedError, (str(self), self.round, self.clients)  # it travels between processes
+
 
 class FederationWarning(UserWarning):
     """Something allowed but worth saying, as a federation in which everybody is a priority client."""

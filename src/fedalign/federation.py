@@ -201,7 +201,8 @@ class Federation:
         """Make a federation from one data set and, for each client, the rows that are its own.
 
         ``test_parts`` are rows of ``test`` where that is given (as with an official test split), else of the pool.
-        Federations over the same ``Pool`` object share its memory.
+        Federations over the same ``Pool`` object share its memory. Arrays may be memory-mapped (``np.load(file,
+        mmap_mode="r")``): on the CPU they are then read as batches need them, and needn't fit into memory.
         """
         if not 0 <= heldout_fraction < 1:
             raise FedalignError(f"heldout_fraction must be in [0, 1), not {heldout_fraction}")
@@ -314,7 +315,7 @@ def _hold_out(
 def _tensors(arrays: Arrays, what: str) -> tuple[torch.Tensor, torch.Tensor]:
     try:
         x_raw, y_raw = arrays
-        x, y = torch.as_tensor(x_raw), torch.as_tensor(y_raw)
+        x, y = _tensor(x_raw), _tensor(y_raw)
     except (TypeError, ValueError, RuntimeError) as error:
         raise FedalignError(f"{what}: cannot be read as (features, labels): {error}") from error
     x, y = x.detach().cpu(), y.detach().cpu()
@@ -326,8 +327,8 @@ def _tensors(arrays: Arrays, what: str) -> tuple[torch.Tensor, torch.Tensor]:
         raise FedalignError(f"{what}: there are no samples; leave the client out or give it some")
     if x.is_floating_point():
         x = x if x.dtype == torch.float64 else x.float()
-        if not torch.isfinite(x).all():
-            row = int(torch.nonzero(~torch.isfinite(x.flatten(1) if x.dim() > 1 else x[:, None]).all(1))[0])
+        row = _first_not_finite(x)
+        if row is not None:
             raise FedalignError(f"{what}: the features of sample {row} hold NaN or infinity; clean the data first")
     if y.is_floating_point():
         y = y if y.dtype == torch.float64 else y.float()
@@ -338,6 +339,25 @@ def _tensors(arrays: Arrays, what: str) -> tuple[torch.Tensor, torch.Tensor]:
         if int(y.min()) < 0:
             raise FedalignError(f"{what}: label {int(y.min())} is negative; classes count from 0")
     return x, y
+
+
+def _tensor(given: Any) -> torch.Tensor:
+    """Read an array as a tensor, without a copy where that can be; a memory-mapped file is read-only, and so are we."""
+    if isinstance(given, np.ndarray) and not given.flags.writeable:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.as_tensor(given)
+    return torch.as_tensor(given)
+
+
+def _first_not_finite(x: torch.Tensor) -> int | None:
+    """Find the first sample with NaN or infinity. Goes through parts: the data may be larger than the memory."""
+    rows = max(1, (16 << 20) // max(1, x[0].numel()))
+    for start in range(0, len(x), rows):
+        part = torch.isfinite(x[start : start + rows]).reshape(len(x[start : start + rows]), -1).all(1)
+        if not part.all():
+            return start + int(torch.nonzero(~part)[0])
+    return None
 
 
 def _rows(part: npt.ArrayLike, size: int, name: str) -> Rows:

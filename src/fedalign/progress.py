@@ -46,7 +46,8 @@ class ExperimentProgress:
     def update(self, arm: str, seed: int, record: RoundRecord) -> None:
         """Hear of a finished round."""
         self._latest[arm][seed] = record
-        self._bar.update(self._task, completed=record.round + 1)
+        behind = min(r.round for records in self._latest.values() for r in records.values())
+        self._bar.update(self._task, completed=behind + 1)
         self._live.update(self._picture())
 
     def _picture(self) -> Group:

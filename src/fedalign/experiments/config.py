@@ -68,6 +68,7 @@ _TOP: dict[str, Any] = {
     "match_on": Literal["heldout", "train"],
     "loss": Literal["cross-entropy", "squared-error"],
     "device": str,
+    "tf32": bool,
 }
 _DEFAULTS: dict[str, Any] = {
     "description": "",
@@ -80,6 +81,7 @@ _DEFAULTS: dict[str, Any] = {
     "match_on": "heldout",
     "loss": "cross-entropy",
     "device": "auto",
+    "tf32": False,
 }
 LOSSES: dict[str, PerSampleLoss] = {"cross-entropy": cross_entropy, "squared-error": squared_error}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -134,6 +136,7 @@ class Experiment:
         self._participation = construct(settings["participation"], PARTICIPATION)
         self.loss = LOSSES[settings["loss"]]
         self.device: str = settings["device"]
+        self.tf32: bool = settings["tf32"]
         for arm in {*self.arms, *settings.get("arm", {})}:
             self._rule(arm)
             self._local(arm).check(self.rounds)

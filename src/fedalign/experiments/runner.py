@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 import torch
@@ -21,6 +21,7 @@ from fedalign.experiments.summary import summarise
 from fedalign.history import History, RoundRecord
 from fedalign.protocol import RoundDone
 from fedalign.simulation.api import Alone, RunSpec, Simulation, SimulationResult, resolve_device
+from fedalign.simulation.on_ray import RaySimulation
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Prepared:
     stores: list[RunStore]
     points: list[Checkpoint | None]
     device: torch.device
-    simulation: Simulation | None
+    simulation: Simulation | RaySimulation | None
     live: list[int]  # indexes of the runs that still have rounds to do
     notes: list[str] = field(default_factory=list)
 
@@ -53,9 +54,20 @@ class Outcome:
     diverged: dict[str, dict[int, str]]
 
 
-def prepare(experiment: Experiment, folder: Path, *, resume: bool = False, device: str = "auto") -> Prepared:
-    """Check an experiment, its output folder and, to resume, its checkpoints. Writes nothing."""
-    chosen = resolve_device(device)
+def prepare(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    on: Literal["here", "ray"] = "here",
+    workers: int | None = None,
+) -> Prepared:
+    """Check an experiment, its output folder and, to resume, its checkpoints. Writes nothing.
+
+    With ``on="ray"`` the runs are spread over ``workers`` of Ray's cluster.
+    """
+    chosen = resolve_device(device if on == "here" else "cpu")
     notes: list[str] = []
     if resume:
         notes += _check_same(experiment, folder, chosen)
@@ -80,10 +92,14 @@ def prepare(experiment: Experiment, folder: Path, *, resume: bool = False, devic
         for i, ((_, _, spec), store) in enumerate(zip(runs, stores, strict=True))
         if store.diverged() is None and (spec.start < spec.rounds or not store.model.exists())
     ]
-    simulation = None
+    simulation: Simulation | RaySimulation | None = None
     if live:
-        specs = [runs[i][2] for i in live]
-        simulation = Simulation(specs, experiment.model, loss=experiment.loss, device=str(chosen))
+        specs, loss, tf32 = [runs[i][2] for i in live], experiment.loss, experiment.tf32
+        if on == "ray":
+            simulation = RaySimulation(specs, experiment.model, loss=loss, device=device, tf32=tf32, workers=workers)
+            chosen = simulation.device
+        else:
+            simulation = Simulation(specs, experiment.model, loss=loss, device=str(chosen), tf32=tf32)
     return Prepared(experiment, folder, resume, runs, stores, points, chosen, simulation, live, notes)
 
 
@@ -96,18 +112,18 @@ def execute(
     _open_folder(prepared)
     earlier = _earlier_seconds(folder) if prepared.resume else 0.0
 
-    def store_round(place: int, done: RoundDone) -> None:
-        i = prepared.live[place]
-        arm, seed, _ = prepared.runs[i]
-        state = torch.stack(done.model) if isinstance(done.model, tuple) else done.model
-        prepared.stores[i].append(done.record, state)
-        on_round(arm, seed, done.record)
-
     if prepared.simulation is not None:
-        results = prepared.simulation.run(
-            store_round, lambda place, error: prepared.stores[prepared.live[place]].mark_diverged(error)
-        )
-        for i, result in zip(prepared.live, results, strict=True):
+        for events in prepared.simulation.rounds():
+            for place, event in events:
+                i = prepared.live[place]
+                arm, seed, _ = prepared.runs[i]
+                if isinstance(event, RoundDone):
+                    state = torch.stack(event.model) if isinstance(event.model, tuple) else event.model
+                    prepared.stores[i].append(event.record, state)
+                    on_round(arm, seed, event.record)
+                else:
+                    prepared.stores[i].mark_diverged(event)
+        for i, result in zip(prepared.live, prepared.simulation.results(), strict=True):
             if result.error is None:
                 prepared.stores[i].save_model(_named_tensors(prepared.runs[i][2], result))
 
@@ -240,4 +256,6 @@ def _earlier_seconds(folder: Path) -> float:
 
 
 def _device_name(device: torch.device) -> str:
-    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
+    if device.type == "cuda" and torch.cuda.is_available():
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return device.type  # on Ray, the GPU may be another machine's

@@ -56,8 +56,9 @@ def _best(arms: dict[str, Any]) -> str | None:
 def _spread(figure: dict[str, Any], scale: float, digits: int) -> str:
     if figure["mean"] is None:
         return "–"
-    text = f"{figure['mean'] * scale:.{digits}f}"
-    return f"{text} ± {figure['std'] * scale:.{digits}f}" if len(figure["per_seed"]) > 1 else text
+    form = f".{digits}f" if abs(figure["mean"]) * scale < 1e5 else ".2e"
+    text = f"{figure['mean'] * scale:{form}}"
+    return f"{text} ± {figure['std'] * scale:{form}}" if len(figure["per_seed"]) > 1 else text
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from fedalign.protocol import Plan, RoundDone, alone, federated, warmup_rounds
 from fedalign.randomness import Purpose, hashed
 from fedalign.rules import Align, PriorityOnly, Rule, Split
 from fedalign.simulation.checks import check_model, check_repeatable
-from fedalign.simulation.driver import Driver, LiveRun
+from fedalign.simulation.driver import Driver, Event, LiveRun
 from fedalign.simulation.engine_batched import BatchedEngine
 from fedalign.simulation.engine_reference import ReferenceEngine
 from fedalign.simulation.jobs import Data, Engine
@@ -73,13 +74,15 @@ def simulate(
     loss: PerSampleLoss = cross_entropy,
     engine: EngineName = "batched",
     chunk: int | None = None,
+    tf32: bool = False,
     on_round: Callable[[RoundDone], None] | None = None,
 ) -> SimulationResult:
     """Simulate one prioritized federation.
 
     ``model`` is a function that makes a module (initialised by ``seed``), or a module whose weights are the start.
     ``rule`` is FedALIGN with ε = 0.2 unless given. ``warmup`` is a fraction of the rounds (below 1) or a number of
-    them. ``loss`` gives one number per sample. Raises :class:`DivergedError` if training leaves the finite numbers.
+    them. ``loss`` gives one number per sample. ``tf32`` lets a GPU round the factors of products to 10 bits, which is
+    faster; else they are float32. Raises :class:`DivergedError` if training leaves the finite numbers.
 
     >>> x, y = torch.randn(40, 4), torch.arange(40) % 2
     >>> fed = Federation.from_arrays([(x[:20], y[:20]), (x[20:], y[20:])], priority=[True, False])
@@ -101,7 +104,9 @@ def simulate(
         if on_round is not None:
             on_round(done)
 
-    (result,) = simulate_many([spec], model, loss=loss, device=device, engine=engine, chunk=chunk, on_round=relay)
+    (result,) = simulate_many(
+        [spec], model, loss=loss, device=device, engine=engine, chunk=chunk, tf32=tf32, on_round=relay
+    )
     if result.error is not None:
         result.error.history = result.history
         raise result.error
@@ -120,7 +125,9 @@ class Simulation:
         device: str = "auto",
         engine: EngineName = "batched",
         chunk: int | None = None,
+        tf32: bool = False,
     ) -> None:
+        self._tf32 = tf32
         if not specs:
             raise FedalignError("there is nothing to simulate: no runs were given")
         self.device = resolve_device(device)
@@ -144,14 +151,22 @@ class Simulation:
             _live(spec, plan, model, self.layout, self.device) for spec, plan in zip(specs, plans, strict=True)
         ]
 
-    def run(
-        self,
-        on_round: Callable[[int, RoundDone], None] = lambda index, done: None,
-        on_diverged: Callable[[int, DivergedError], None] = lambda index, error: None,
-    ) -> list[SimulationResult]:
-        """Drive all runs to their ends. The callbacks get a run's index, and its finished round or how it diverged."""
-        Driver(self._engine, self._runs, on_round, on_diverged).drive()
+    def rounds(self) -> Iterator[list[Event]]:
+        """Drive all runs to their ends; after each round give every run's index with its round, or how it diverged."""
+        with _matmul_precision(self._tf32):
+            yield from Driver(self._engine, self._runs).drive()
+
+    def results(self) -> list[SimulationResult]:
+        """Give what the runs came to, after the last round."""
         return [_result(run, self._template, self.layout) for run in self._runs]
+
+    def run(self, on_round: Callable[[int, RoundDone], None] = lambda index, done: None) -> list[SimulationResult]:
+        """Drive all runs to their ends; ``on_round`` gets a run's index and its finished round."""
+        for events in self.rounds():
+            for index, event in events:
+                if isinstance(event, RoundDone):
+                    on_round(index, event)
+        return self.results()
 
 
 def simulate_many(
@@ -162,13 +177,27 @@ def simulate_many(
     device: str = "auto",
     engine: EngineName = "batched",
     chunk: int | None = None,
+    tf32: bool = False,
     on_round: Callable[[int, RoundDone], None] = lambda index, done: None,
 ) -> list[SimulationResult]:
     """Simulate several runs of one model together: they advance round by round and share batches.
 
     A run that diverges ends with ``error`` set; the others go on.
     """
-    return Simulation(specs, model, loss=loss, device=device, engine=engine, chunk=chunk).run(on_round)
+    return Simulation(specs, model, loss=loss, device=device, engine=engine, chunk=chunk, tf32=tf32).run(on_round)
+
+
+@contextlib.contextmanager
+def _matmul_precision(tf32: bool) -> Iterator[None]:
+    """Choose how a GPU multiplies, and put back what was chosen before. A CPU multiplies in float32 either way."""
+    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def resolve_device(name: str) -> torch.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,20 +65,22 @@ class LiveRun:
             self.request, self.error = None, error
 
 
+#: What happened to a run (by its index): a round is done, or training diverged.
+Event = tuple[int, RoundDone | DivergedError]
+
+
 @dataclass
 class Driver:
-    """Drives runs to their ends. ``on_round`` is called for each run at the end of each of its rounds."""
+    """Drives runs to their ends."""
 
     engine: Engine
     runs: Sequence[LiveRun]
-    on_round: Callable[[int, RoundDone], None] = field(default=lambda index, done: None)
-    on_diverged: Callable[[int, DivergedError], None] = field(default=lambda index, error: None)
 
     def __post_init__(self) -> None:
         self._told: set[int] = set()
 
-    def drive(self) -> None:
-        """Answer until every run has ended.
+    def drive(self) -> Iterator[list[Event]]:
+        """Answer until every run has ended; after each round give what happened, the diverged runs first.
 
         All runs finish a round before any begins the next. So the batches that clients share, and with them the
         last bits of every result, are those of an uninterrupted run also after a resume.
@@ -86,31 +88,29 @@ class Driver:
         for run in self.runs:
             run.advance(None)
         while waiting := [run for run in self.runs if run.request is not None]:
-            evaluations = [run for run in waiting if isinstance(run.request, Evaluate)]
-            trainings = [run for run in waiting if isinstance(run.request, Train)]
-            combinations = [run for run in waiting if isinstance(run.request, Combine)]
-            if evaluations:
-                self._evaluate(evaluations)
-            elif trainings:
-                self._train(trainings)
-            elif combinations:
-                self._combine(combinations)
+            for kind, answer in ((Evaluate, self._evaluate), (Train, self._train), (Combine, self._combine)):
+                asking = [run for run in waiting if isinstance(run.request, kind)]
+                if asking:
+                    answer(asking)
+                    break
             else:
-                self._close_round()
+                yield self._events()
                 for run in waiting:
                     run.advance(None)
-        self._close_round()
+        if last := self._events():
+            yield last
 
-    def _close_round(self) -> None:
-        """Tell of the runs that diverged in this round, then of the finished rounds of the others."""
+    def _events(self) -> list[Event]:
+        events: list[Event] = []
         for index, run in enumerate(self.runs):
             if run.error is not None and index not in self._told:
                 self._told.add(index)
-                self.on_diverged(index, run.error)
+                events.append((index, run.error))
         for index, run in enumerate(self.runs):
             if isinstance(run.request, RoundDone):
                 run.records.append(run.request.record)
-                self.on_round(index, run.request)
+                events.append((index, run.request))
+        return events
 
     def _evaluate(self, runs: Sequence[LiveRun]) -> None:
         asked = [(run, run.request.jobs, run.request.split) for run in runs if isinstance(run.request, Evaluate)]
