@@ -105,7 +105,7 @@ class BatchedEngine:
         def work(chunk: list[int]) -> Done:
             mine = [jobs[j] for j in chunk]
             with torch.no_grad():
-                models = self._stepper.train(torch.stack([job.model for job in mine]), mine)
+                models = self._stepper.train(_stack([job.model for job in mine]), mine)
                 return models, torch.isfinite(models).all(1)
 
         threads = torch.get_num_threads()
@@ -192,6 +192,12 @@ class BatchedEngine:
                 stacklevel=5,
             )
         return why is not None
+
+
+def _stack(models: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack models to read from; clients of one run begin with the same one, which needs no copies."""
+    first = models[0]
+    return first.expand(len(models), -1) if all(model is first for model in models) else torch.stack(list(models))
 
 
 @functools.cache
