@@ -245,7 +245,7 @@ def test_a_damaged_summary_is_written_again(tmp_path):
 
 
 def test_a_full_disk_is_said(tmp_path, capsys, monkeypatch):
-    def full(self, record, state):
+    def full(self, record):
         raise OSError(errno.ENOSPC, "No space left on device", "x/rounds.jsonl")
 
     monkeypatch.setattr(RunStore, "append", full)

@@ -18,6 +18,7 @@ from conftest import blobs
 from safetensors.torch import load_file
 
 from fedalign import cli
+from fedalign.experiments import runner
 from fedalign.experiments import store as store_module
 from fedalign.experiments.config import load, shipped
 from fedalign.experiments.store import RunStore
@@ -198,14 +199,14 @@ class BrokenOffError(Exception):
 
 def stop_after(monkeypatch, arm, seed, rounds):
     """Break off right after one run's round was stored, so that runs are left at different rounds."""
-    original = RunStore.append
+    original = RunStore.checkpoint
 
-    def append(self, record, state):
-        original(self, record, state)
-        if self.folder.parts[-2:] == (arm, f"seed-{seed}") and record.round + 1 == rounds:
+    def checkpoint(self, mark, state):
+        original(self, mark, state)
+        if self.folder.parts[-2:] == (arm, f"seed-{seed}") and mark.rounds == rounds:
             raise BrokenOffError
 
-    monkeypatch.setattr(RunStore, "append", append)
+    monkeypatch.setattr(RunStore, "checkpoint", checkpoint)
     return original
 
 
@@ -388,7 +389,7 @@ def test_simulate_raises_when_it_diverges():
 
 
 def test_interrupt_tells_how_to_go_on(small, tmp_path, monkeypatch, capsys):
-    def interrupt(self, record, state):
+    def interrupt(self, record):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunStore, "append", interrupt)
@@ -427,3 +428,32 @@ def test_records_survive_json():
     assert again.epsilon == float("inf")
     assert again.test_loss is None
     assert again.skipped == "why"
+
+
+def test_large_models_are_checkpointed_less_often_but_an_interrupt_keeps_the_last_round(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_BYTES_A_ROUND", 1)
+    written = []
+    original = RunStore.checkpoint
+
+    def checkpoint(self, mark, state):
+        written.append(mark.rounds)
+        original(self, mark, state)
+
+    monkeypatch.setattr(RunStore, "checkpoint", checkpoint)
+    assert run(small, "--out", tmp_path / "whole") == 0
+    rounds = len(next(iter(logs(tmp_path / "whole").values())).splitlines())
+    assert set(written) == {rounds}
+    append = RunStore.append
+
+    def stop(self, record):
+        mark = append(self, record)
+        if record.round == 4:
+            raise KeyboardInterrupt
+        return mark
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "append", stop)
+        assert run(small, "--out", tmp_path / "cut") == 130
+    assert 4 in written
+    assert run(small, "--out", tmp_path / "cut", "--resume") == 0
+    assert_same(tmp_path / "whole", tmp_path / "cut")

@@ -96,9 +96,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--repeats", type=int, default=3, metavar="N", help="the best of N counts (default: 3)")
     command.set_defaults(command=_bench)
 
-    command = commands.add_parser("data", help="data sets: get them, check them")
-    command.add_argument("action", choices=("get", "check"))
-    command.add_argument("names", nargs="*", metavar="NAME", help="data sets (default: all)")
+    command = commands.add_parser("data", help="data sets: get them, check them, see who holds what")
+    command.add_argument("action", choices=("get", "check", "show"))
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="data sets (default: all); with show, experiments or .toml files"
+    )
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="with show: whose partition (default: 0)")
+    command.add_argument(
+        "--out", type=Path, default=Path(), metavar="DIR", help="with show: where to write (default: here)"
+    )
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with show: any setting")
     command.set_defaults(command=_data)
     return parser
 
@@ -131,7 +138,7 @@ def _run(options: argparse.Namespace) -> int:
     from fedalign.progress import ExperimentProgress
     from fedalign.report.load import read_run
     from fedalign.report.page import write_report
-    from fedalign.report.table import terminal_table
+    from fedalign.report.table import incentive_table, terminal_table
 
     if options.workers is not None and options.on != "ray":
         raise FedalignError("--workers goes with --on ray")
@@ -166,6 +173,8 @@ def _run(options: argparse.Namespace) -> int:
             show = stack.enter_context(progress).update
         outcome = execute(prepared, show) if show else execute(prepared)
     console.print(terminal_table(outcome.summary))
+    if (gains := incentive_table(outcome.summary)) is not None:
+        console.print(gains)
     report = write_report([read_run(folder)], folder)
     for path in [folder / "summary.json", report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
         console.print(f"  {escape(str(path))}", soft_wrap=True)
@@ -180,13 +189,15 @@ def _run(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from fedalign.report.load import read_run
     from fedalign.report.page import write_report
-    from fedalign.report.table import terminal_table
+    from fedalign.report.table import incentive_table, terminal_table
 
     console = Console(highlight=False)
     runs = [read_run(folder) for folder in options.folders]
     folder = options.out or (runs[0].folder if len(runs) == 1 else Path("report"))
     for run in runs:
         console.print(terminal_table(run.summary))
+        if (gains := incentive_table(run.summary)) is not None:
+            console.print(gains)
     report = write_report(runs, folder)
     for path in [report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
         console.print(f"  {escape(str(path))}", soft_wrap=True)
@@ -206,26 +217,63 @@ def _data(options: argparse.Namespace) -> int:
     from fedalign.data.catalogue import DATASETS
 
     console = Console(highlight=False)
-    for name in options.names or DATASETS:
+    if options.action == "show":
+        return _show(options, console)
+    for name in options.names:
         if name not in DATASETS:
             raise FedalignError(f"unknown data set {name!r}; {nearest(name, DATASETS)}")
-        console.print(f"{name}: {DATASETS[name].describe()}")
+    bad = 0
+    for name in options.names or DATASETS:
+        if options.action == "get":
+            files = DATASETS[name].get(console)
+            got = f"got {', '.join(str(path) for path in files)}" if files else DATASETS[name].describe()
+            console.print(f"{name}: {escape(got)}", soft_wrap=True)
+            continue
+        try:
+            console.print(f"{name}: {escape(DATASETS[name].check())}", soft_wrap=True)
+        except FedalignError as error:
+            if not options.names and not DATASETS[name].at_hand():
+                console.print(f"{name}: {escape(DATASETS[name].describe())}", soft_wrap=True)
+                continue
+            bad += 1
+            _errors().print(f"[bold red]{name}:[/] {escape(str(error))}")
+    return BAD_INPUT if bad else 0
+
+
+def _show(options: argparse.Namespace, console: Console) -> int:
+    from fedalign.experiments.config import load
+    from fedalign.report import plots
+
+    if not options.names:
+        raise FedalignError("name an experiment to show: fedalign data show fmnist")
+    overrides = dict(_setting(pair) for pair in options.set)
+    for name in options.names:
+        experiment = load(name, overrides)
+        federation = experiment.federation(options.seed)
+        figure = plots.holdings(federation, f"{experiment.name}, seed {options.seed}: who holds what")
+        options.out.mkdir(parents=True, exist_ok=True)
+        console.print(f"{escape(experiment.name)}: {escape(repr(federation))}")
+        for path in plots.save(figure, options.out / f"{experiment.name}-seed-{options.seed}"):
+            console.print(f"  {escape(str(path))}", soft_wrap=True)
     return 0
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for pair in options.set:
-        key, equals, text = pair.partition("=")
-        if not equals or not key.strip():
-            raise FedalignError(f"--set takes KEY=VALUE, as in --set local.lr=0.05, not {pair!r}")
-        found[key.strip()] = _value(text.strip())
+    found |= dict(_setting(pair) for pair in options.set)
     if options.arms is not None:
         found["arms"] = [arm.strip() for arm in options.arms.split(",") if arm.strip()]
     for name in ("seeds", "rounds", "device", "tf32"):
         if getattr(options, name) is not None:
             found[name] = getattr(options, name)
     return found
+
+
+def _setting(pair: str) -> tuple[str, Any]:
+    key, equals, text = pair.partition("=")
+    if not equals or not key.strip():
+        raise FedalignError(f"--set takes KEY=VALUE, as in --set local.lr=0.05, not {pair!r}")
+    return key.strip(), _value(text.strip())
 
 
 def _value(text: str) -> Any:

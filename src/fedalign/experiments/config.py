@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import nn
 
 from fedalign import models
+from fedalign.data.images import Cifar10, Emnist, FashionMnist, Idx, ImageData
 from fedalign.data.synth import Synth
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.build import check, check_type, construct, resolve
@@ -41,7 +42,14 @@ class Folder:
         )
 
 
-DATA: dict[str, Callable[..., Synth | Folder]] = {"synth": Synth, "folder": Folder}
+DATA: dict[str, Callable[..., Synth | Folder | ImageData]] = {
+    "synth": Synth,
+    "fmnist": FashionMnist,
+    "emnist": Emnist,
+    "cifar10": Cifar10,
+    "idx": Idx,
+    "folder": Folder,
+}
 PARTICIPATION: dict[str, Callable[..., Participation]] = {
     "full": Full,
     "uniform": Uniform,
@@ -145,9 +153,13 @@ class Experiment:
         """Make the experiment's model."""
         return construct(self.settings["model"], models.BY_NAME)
 
+    def federation(self, seed: int) -> Federation:
+        """Make a seed's federation."""
+        return self._data.federation(seed)
+
     def specs(self) -> list[tuple[str, int, RunSpec]]:
         """Describe every run: arm, seed and specification. All arms of a seed share its federation."""
-        federations = {seed: self._data.federation(seed) for seed in self.seeds}
+        federations = {seed: self.federation(seed) for seed in self.seeds}
         return [(arm, seed, self._spec(arm, seed, federations[seed])) for arm in self.arms for seed in self.seeds]
 
     def _spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -16,12 +17,14 @@ import torch
 
 from fedalign.errors import FedalignError
 from fedalign.experiments.config import Experiment
-from fedalign.experiments.store import Checkpoint, RunStore, write_atomically
-from fedalign.experiments.summary import summarise
+from fedalign.experiments.store import Checkpoint, Mark, RunStore, write_atomically
+from fedalign.experiments.summary import incentive, summarise
 from fedalign.history import History, RoundRecord
 from fedalign.protocol import RoundDone
 from fedalign.simulation.api import Alone, RunSpec, Simulation, SimulationResult, resolve_device
 from fedalign.simulation.on_ray import RaySimulation
+
+_BYTES_A_ROUND = 64 << 20  # of checkpoints, on average
 
 
 @dataclass
@@ -113,18 +116,22 @@ def execute(
     earlier = _earlier_seconds(folder) if prepared.resume else 0.0
 
     if prepared.simulation is not None:
-        for events in prepared.simulation.rounds():
-            for place, event in events:
-                i = prepared.live[place]
-                arm, seed, _ = prepared.runs[i]
-                if isinstance(event, RoundDone):
-                    state = torch.stack(event.model) if isinstance(event.model, tuple) else event.model
-                    prepared.stores[i].append(event.record, state)
-                    on_round(arm, seed, event.record)
-                else:
-                    prepared.stores[i].mark_diverged(event)
+        saver = _Saver(prepared)
+        try:
+            for events in prepared.simulation.rounds():
+                for place, event in events:
+                    i = prepared.live[place]
+                    arm, seed, _ = prepared.runs[i]
+                    if isinstance(event, RoundDone):
+                        saver.keep(i, event)
+                        on_round(arm, seed, event.record)
+                    else:
+                        prepared.stores[i].mark_diverged(event)
+        finally:
+            saver.flush()
         for i, result in zip(prepared.live, prepared.simulation.results(), strict=True):
             if result.error is None:
+                prepared.stores[i].save_clients(_client_rows(prepared.runs[i][2], result))
                 prepared.stores[i].save_model(_named_tensors(prepared.runs[i][2], result))
 
     histories: dict[str, dict[int, History]] = {}
@@ -142,8 +149,63 @@ def execute(
         "seconds": round(earlier + time.monotonic() - began, 3),
         "arms": summarise(histories, diverged, {arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)}),
     }
+    alone = next((arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)), None)
+    if alone is not None:
+        tests: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        for (arm, seed, _), store in zip(prepared.runs, prepared.stores, strict=True):
+            tests.setdefault(arm, {})[seed] = store.clients()
+        summary["incentive"] = incentive(tests, alone)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
     return Outcome(summary, histories, diverged)
+
+
+class _Saver:
+    """Writes rounds as they come, and checkpoints: every round, or less often if the models are very large."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._every: int | None = None
+        self._pending: dict[int, tuple[Mark, RoundDone]] = {}
+
+    def keep(self, i: int, done: RoundDone) -> None:
+        """Store run i's round."""
+        mark = self._prepared.stores[i].append(done.record)
+        self._pending[i] = mark, done
+        if self._every is None:
+            sizes = [len(self._prepared.runs[j][2].federation) for j in self._alone()]
+            models = sum(sizes) + len(self._prepared.live) - len(sizes)
+            one = done.model[0] if isinstance(done.model, tuple) else done.model
+            self._every = max(1, -(-models * one.nbytes // _BYTES_A_ROUND))
+        if mark.rounds % self._every == 0 or mark.rounds == self._prepared.experiment.rounds:
+            self._write(i)
+
+    def flush(self) -> None:
+        """Make the last finished round a checkpoint, also when the run is interrupted."""
+        for i in list(self._pending):
+            self._write(i)
+
+    def _write(self, i: int) -> None:
+        mark, done = self._pending.pop(i)
+        state = torch.stack(done.model) if isinstance(done.model, tuple) else done.model
+        self._prepared.stores[i].checkpoint(mark, state)
+
+    def _alone(self) -> list[int]:
+        return [i for i in self._prepared.live if isinstance(self._prepared.runs[i][2].rule, Alone)]
+
+
+def _client_rows(spec: RunSpec, result: SimulationResult) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": k,
+            "name": client.name,
+            "priority": client.priority,
+            "test_accuracy": measure.accuracy,
+            "test_loss": measure.loss if math.isfinite(measure.loss) else None,
+            "test_samples": measure.samples,
+        }
+        for k, (client, measure) in enumerate(zip(spec.federation.clients, result.clients, strict=True))
+        if measure is not None
+    ]
 
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:

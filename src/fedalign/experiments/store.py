@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ class Checkpoint:
     path: Path
 
 
+@dataclass(frozen=True)
+class Mark:
+    """How far a log goes: the rounds in it, its length in bytes, and their checksum."""
+
+    rounds: int
+    offset: int
+    digest: str
+
+
 class RunStore:
     """Writes and reads ``ARM/seed-S``."""
 
@@ -41,14 +51,15 @@ class RunStore:
         self._latest = folder / "checkpoint.safetensors"
         self._previous = folder / "checkpoint-previous.safetensors"
         self._diverged = folder / "diverged.json"
+        self._clients = folder / "clients.json"
         self._log_digest: Any = None  # of what is in the log; None: not read yet
 
     def is_empty(self) -> bool:
         """Tell whether no run has written here."""
         return not any(p.exists() for p in (self.log, self.model, self._latest, self._previous, self._diverged))
 
-    def append(self, record: RoundRecord, state: torch.Tensor) -> None:
-        """Store a finished round."""
+    def append(self, record: RoundRecord) -> Mark:
+        """Write a finished round into the log; the mark says how far the log goes now."""
         if self._log_digest is None:
             self._log_digest = hashlib.sha256(self.log.read_bytes() if self.log.exists() else b"")
         line = record.to_json().encode() + b"\n"
@@ -57,11 +68,15 @@ class RunStore:
             file.flush()
             offset = file.tell()
         self._log_digest.update(line)
+        return Mark(record.round + 1, offset, self._log_digest.hexdigest())
+
+    def checkpoint(self, mark: Mark, state: torch.Tensor) -> None:
+        """Store the model that belongs to a mark."""
         state = state.detach().cpu().contiguous()
         info = {
-            "rounds": str(record.round + 1),
-            "offset": str(offset),
-            "log": self._log_digest.hexdigest(),
+            "rounds": str(mark.rounds),
+            "offset": str(mark.offset),
+            "log": mark.digest,
             "state": _digest(state),
         }
         fresh = self._latest.with_suffix(".new")
@@ -126,6 +141,19 @@ class RunStore:
         fresh = self.model.with_suffix(".new")
         save_file(tensors, fresh)
         fresh.replace(self.model)
+
+    def save_clients(self, clients: Sequence[dict[str, Any]]) -> None:
+        """Write how the final model does on every client's own test data."""
+        write_atomically(self._clients, json.dumps(list(clients), indent=1, allow_nan=False) + "\n")
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Read how the final model does on every client's own test data; nothing if that wasn't written."""
+        if not self._clients.exists():
+            return []
+        try:
+            return list(json.loads(self._clients.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise FedalignError(f"{self._clients} is damaged: {error}") from error
 
     def _read_checkpoint(self, path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:

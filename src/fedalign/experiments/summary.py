@@ -35,6 +35,33 @@ def summarise(
     return arms
 
 
+def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], alone: str) -> dict[str, Any]:
+    """Compare, for every free client, each arm's shared model with the client's own (arm ``alone``) on its test data.
+
+    Gives for each arm, as means over seeds: ``shared`` and ``own``, the free clients' mean accuracies; ``better_off``,
+    how many free clients the shared model serves better; ``free``, how many there are. Empty without accuracies.
+    """
+    found: dict[str, Any] = {}
+    for arm, seeds in tests.items():
+        if arm == alone:
+            continue
+        rows = []
+        for seed, clients in seeds.items():
+            own = {c["id"]: c["test_accuracy"] for c in tests.get(alone, {}).get(seed, [])}
+            pairs = [
+                (c["test_accuracy"], own[c["id"]])
+                for c in clients
+                if not c["priority"] and c["test_accuracy"] is not None and own.get(c["id"]) is not None
+            ]
+            if pairs:
+                better = sum(shared > mine for shared, mine in pairs)
+                rows.append((*[sum(side) / len(pairs) for side in zip(*pairs, strict=True)], better, len(pairs)))
+        if rows:
+            shared, mine, better, free = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+            found[arm] = {"shared": shared, "own": mine, "better_off": better, "free": free}
+    return found
+
+
 def _over_seeds(runs: Mapping[int, History], alive: Mapping[int, History], name: str) -> dict[str, Any]:
     per_seed = [alive[seed].final(name) if seed in alive else None for seed in runs]
     there: Sequence[float] = [value for value in per_seed if value is not None and math.isfinite(value)]

@@ -21,6 +21,7 @@ class RunFolder:
     settings: dict[str, Any]
     summary: dict[str, Any]
     histories: dict[str, dict[int, History]]
+    clients: dict[str, dict[int, list[dict[str, Any]]]]  #: the final models on every client's test data
 
     @property
     def name(self) -> str:
@@ -37,10 +38,11 @@ def read_run(folder: Path) -> RunFolder:
     try:
         settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        histories = {
-            arm: {seed: RunStore(folder / arm / f"seed-{seed}").history() for seed in summary["seeds"]}
-            for arm in summary["arms"]
+        stores = {
+            arm: {seed: RunStore(folder / arm / f"seed-{seed}") for seed in summary["seeds"]} for arm in summary["arms"]
         }
+        histories = {arm: {seed: store.history() for seed, store in own.items()} for arm, own in stores.items()}
+        clients = {arm: {seed: store.clients() for seed, store in own.items()} for arm, own in stores.items()}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise FedalignError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
-    return RunFolder(folder, settings, summary, histories)
+    return RunFolder(folder, settings, summary, histories, clients)

@@ -12,7 +12,7 @@ from fedalign.errors import FedalignError
 from fedalign.protocol import warmup_rounds
 from fedalign.report import plots
 from fedalign.report.load import RunFolder
-from fedalign.report.table import HEADINGS, NOTE, rows
+from fedalign.report.table import HEADINGS, INCENTIVE, NOTE, incentive_rows, rows
 
 _CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
@@ -73,6 +73,11 @@ def _draw(run: RunFolder, folder: Path, prefix: str) -> list[Path]:
         if plots.selects(histories):
             figure = plots.admitted(histories, f"{run.name}: free clients admitted by {arm}")
             written += plots.save(figure, folder / f"{prefix}admitted-{arm}")
+    alone = next((arm for arm, figures in run.summary["arms"].items() if figures["alone"]), None)
+    if alone is not None and run.summary.get("incentive"):
+        drawn = plots.incentive(run.clients, alone, f"{run.name}: free clients, shared model against their own")
+        if drawn is not None:
+            written += plots.save(drawn, folder / f"{prefix}incentive")
     return written
 
 
@@ -83,6 +88,16 @@ def _section(run: RunFolder, pictures: Sequence[Path]) -> str:
         f"<tr{' class=best' if best else ''}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
         for *cells, best in rows(summary)
     )
+    gains = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>" for cells in incentive_rows(summary)
+    )
+    if gains:
+        titles = "".join(f"<th>{heading}</th>" for heading in INCENTIVE)
+        gains = (
+            f"<h2>Is a free client better off than alone?</h2><table><thead><tr>{titles}</tr></thead>"
+            f'<tbody>{gains}</tbody></table><p class="note">Free clients\' accuracy on their own test data after the '
+            "last round, mean over clients and seeds.</p>"
+        )
     images = "".join(
         f'<p><img alt="{path.stem}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"></p>'
         for path in pictures
@@ -97,5 +112,6 @@ def _section(run: RunFolder, pictures: Sequence[Path]) -> str:
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{failed}"
         f'<p class="note">{summary["rounds"]} rounds, seeds {", ".join(map(str, summary["seeds"]))}, on '
         f"{html.escape(summary['device'])}, {summary['seconds']:.1f} s. Final figures are means of the last 10 rounds; "
-        f"± is the standard deviation over seeds. {NOTE} Settings: config.toml beside this page's run.</p>{images}"
+        f"± is the standard deviation over seeds. {NOTE} Settings: config.toml beside this page's run.</p>"
+        f"{gains}{images}"
     )

@@ -14,6 +14,8 @@ from fedalign.history import History
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from fedalign.federation import Federation
+
 # Okabe and Ito's palette: distinguishable with any colour vision, and in print.
 _COLOURS = {
     "priority": "#0072B2",
@@ -95,6 +97,67 @@ def admitted(runs: Mapping[int, History], title: str) -> Figure:
         axes.text(0.5, 0.5, "no free client was admitted", transform=axes.transAxes, ha="center", color="0.35")
     label = "admitted" if len(histories) == 1 else f"admitted (share of {len(histories)} seeds)"
     figure.colorbar(image, ax=axes, label=label)
+    return figure
+
+
+def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], alone: str, title: str) -> Figure | None:
+    """Draw every free client's accuracy with each arm's shared model against that of its own model, all seeds."""
+    figure, axes = _figure(height=5.2)
+    drawn = 0
+    for index, (arm, seeds) in enumerate(tests.items()):
+        own = {(seed, c["id"]): c["test_accuracy"] for seed, rows in tests[alone].items() for c in rows}
+        points = [
+            (100 * own[seed, c["id"]], 100 * c["test_accuracy"])
+            for seed, rows in seeds.items()
+            for c in rows
+            if arm != alone
+            and not c["priority"]
+            and c["test_accuracy"] is not None
+            and own.get((seed, c["id"])) is not None
+        ]
+        if points:
+            drawn += len(points)
+            better = sum(shared > mine for mine, shared in points)
+            axes.scatter(
+                *zip(*points, strict=True), s=14, alpha=0.55, color=_colour(arm, index), linewidths=0,
+                label=f"{arm}: {better} of {len(points)} better off",
+            )  # fmt: skip
+    axes.axline((0, 0), slope=1, color="0.4", linestyle=":", linewidth=1)
+    axes.set(title=title, xlabel="own model, alone (%)", ylabel="shared model (%)", xlim=(-2, 102), ylim=(-2, 102))
+    axes.legend(frameon=False, fontsize=9)
+    if not drawn:
+        import matplotlib.pyplot as plt
+
+        plt.close(figure)
+        return None
+    return figure
+
+
+def holdings(federation: Federation, title: str) -> Figure:
+    """Draw how many samples of each class every client has (training and held-out), priority clients marked."""
+    labels = federation.pool.y
+    classes = int(labels.max()) + 1 if federation.pool.has_classes and labels.dim() == 1 else 1
+    counts = np.zeros((len(federation), classes), np.int64)
+    for k, client in enumerate(federation.clients):
+        # Where nothing is held out, or one sample is both, a row must not count twice.
+        rows = np.union1d(client.train, client.heldout)
+        counts[k] = np.bincount(labels[rows].numpy(), minlength=classes) if classes > 1 else len(rows)
+    height = max(2.6, min(11.0, 0.9 + 0.16 * len(federation)))
+    figure, axes = _figure(height=height)
+    image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
+    names = [client.name for client in federation.clients]
+    step = max(1, len(names) // 30)
+    axes.set_yticks(range(0, len(names), step), names[::step])
+    axes.set_xticks(range(0, classes, max(1, classes // 24)))
+    for k, client in enumerate(federation.clients):
+        if client.priority:
+            axes.plot(-0.5, k, marker=">", color=_COLOURS["all"], markersize=7, clip_on=False)
+    axes.plot([], [], marker=">", linestyle="", color=_COLOURS["all"], label="priority client")
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+    axes.set_title(title, loc="left")
+    axes.set(xlabel="class", ylabel="client")
+    axes.grid(visible=False)
+    figure.colorbar(image, ax=axes, label="samples")
     return figure
 
 

@@ -44,6 +44,31 @@ def terminal_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+INCENTIVE = ("arm", "shared model %", "own model %", "better off", "free clients")
+
+
+def incentive_rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
+    """Give, for each arm, how free clients do with its shared model and with their own; nothing without ``local``."""
+    return [
+        (arm, f"{100 * f['shared']:.1f}", f"{100 * f['own']:.1f}", f"{f['better_off']:.1f}", f"{f['free']:.0f}")
+        for arm, f in summary.get("incentive", {}).items()
+    ]
+
+
+def incentive_table(summary: dict[str, Any]) -> Table | None:
+    """Draw what free clients gain, for a terminal; None without a `local` arm."""
+    found = incentive_rows(summary)
+    if not found:
+        return None
+    caption = "Free clients' accuracy on their own test data after the last round, mean over clients and seeds."
+    table = Table(title="Is a free client better off than alone?", caption=caption)
+    for index, heading in enumerate(INCENTIVE):
+        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
+    for cells in found:
+        table.add_row(*cells)
+    return table
+
+
 def _best(arms: dict[str, Any]) -> str | None:
     arms = {arm: figures for arm, figures in arms.items() if not figures["alone"]}
     by_accuracy = {a: f["test_accuracy"]["mean"] for a, f in arms.items() if f["test_accuracy"]["mean"] is not None}

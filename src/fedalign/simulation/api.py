@@ -20,12 +20,12 @@ from fedalign.losses import PerSampleLoss, cross_entropy
 from fedalign.participation import Full, Participation
 from fedalign.protocol import Plan, RoundDone, alone, federated, warmup_rounds
 from fedalign.randomness import Purpose, hashed
-from fedalign.rules import Align, PriorityOnly, Rule, Split
+from fedalign.rules import Align, Measure, PriorityOnly, Rule, Split
 from fedalign.simulation.checks import check_model, check_repeatable
 from fedalign.simulation.driver import Driver, Event, LiveRun
 from fedalign.simulation.engine_batched import BatchedEngine
 from fedalign.simulation.engine_reference import ReferenceEngine
-from fedalign.simulation.jobs import Data, Engine
+from fedalign.simulation.jobs import Data, Engine, EvalJob
 from fedalign.simulation.layout import Layout
 
 ModelFactory = Callable[[], nn.Module]
@@ -53,11 +53,15 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a run gives: ``model`` (a module; for `Alone` one per client), ``history``, and ``error`` if it diverged."""
+    """What a run gives: ``model`` (a module; for `Alone` one per client), ``history``, and ``error`` if it diverged.
+
+    ``clients`` measures the final model on every client's own test data, None where it has none.
+    """
 
     model: Any
     history: History
     error: DivergedError | None = None
+    clients: tuple[Measure | None, ...] = ()
 
 
 def simulate(
@@ -158,7 +162,31 @@ class Simulation:
 
     def results(self) -> list[SimulationResult]:
         """Give what the runs came to, after the last round."""
-        return [_result(run, self._template, self.layout) for run in self._runs]
+        with _matmul_precision(self._tf32):
+            measured = self._client_measures()
+        return [
+            _result(run, self._template, self.layout, clients)
+            for run, clients in zip(self._runs, measured, strict=True)
+        ]
+
+    def _client_measures(self) -> list[tuple[Measure | None, ...]]:
+        """Measure final models on all clients' test data, all runs at once."""
+        jobs: list[EvalJob] = []
+        where: list[tuple[int, int]] = []
+        for i, run in enumerate(self._runs):
+            if run.result is None:
+                continue
+            model = run.result.model
+            for k, client in enumerate(run.federation.clients):
+                if len(client.test):
+                    where.append((i, k))
+                    own = model[k] if isinstance(model, tuple) else model
+                    jobs.append(EvalJob(own, run.federation.pool, client.test))
+        found = dict(zip(where, self._engine.evaluate(jobs), strict=True))
+        return [
+            tuple(found.get((i, k)) for k in range(len(run.federation))) if run.result is not None else ()
+            for i, run in enumerate(self._runs)
+        ]
 
     def run(self, on_round: Callable[[int, RoundDone], None] = lambda index, done: None) -> list[SimulationResult]:
         """Drive all runs to their ends; ``on_round`` gets a run's index and its finished round."""
@@ -273,7 +301,7 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
     return LiveRun(run, spec.federation, spec.local, spec.seed, spec.rounds)
 
 
-def _result(run: LiveRun, template: nn.Module, layout: Layout) -> SimulationResult:
+def _result(run: LiveRun, template: nn.Module, layout: Layout, clients: tuple[Measure | None, ...]) -> SimulationResult:
     if run.error is not None or run.result is None:
         return SimulationResult(None, History(run.records), run.error)
 
@@ -284,4 +312,4 @@ def _result(run: LiveRun, template: nn.Module, layout: Layout) -> SimulationResu
 
     flat = run.result.model
     model = [module_of(one) for one in flat] if isinstance(flat, tuple) else module_of(flat)
-    return SimulationResult(model, run.result.history)
+    return SimulationResult(model, run.result.history, None, clients)
