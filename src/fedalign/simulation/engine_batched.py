@@ -129,7 +129,8 @@ class BatchedEngine:
     def _chunk_size(self, jobs: Sequence[TrainJob]) -> int:
         if self._one_by_one:
             return 1
-        touched = 4 * (self.layout.size + 2 * jobs[0].width * self._data.features)
+        layers = 2 if isinstance(self._stepper, LayeredStepper) else 40  # patches and activations are many inputs' size
+        touched = 4 * (self.layout.size + layers * jobs[0].width * self._data.features)
         if self.device.type == "cuda":
             return max(1, _GPU_BYTES // touched)
         return max(1, int(_CACHE_SHARE * last_level_cache()) // touched)

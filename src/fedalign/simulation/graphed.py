@@ -13,7 +13,7 @@ import gc
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class StepGraph:
     """Some local steps of a stack of clients."""
 
     def __init__(
-        self, step: StepFunction, layout: Layout, local: LocalSGD, data: Data, size: tuple[int, int, int]
+        self, step: StepFunction, layout: Layout, local: LocalSGD, data: Data, size: tuple[int, int, int], pool: Any
     ) -> None:
         self.steps, clients, _ = size
         self._data = data
@@ -68,7 +68,7 @@ class StepGraph:
                 self._do()
         torch.cuda.current_stream(data.device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(self._graph):
+        with _no_collection(), torch.cuda.graph(self._graph, pool=pool):
             self._do()
 
     def _do(self) -> None:
@@ -116,6 +116,9 @@ class GraphCache:
         self._why_not: str | None = None
         self._outlines = Outlines()
         self._graphs: OrderedDict[tuple[object, ...], StepGraph] = OrderedDict()
+        # What a step computes lives in memory that all graphs share: they run one after another, and none leaves
+        # anything there for later.
+        self._pool = torch.cuda.graph_pool_handle()
 
     def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor | None:
         """Do every job's local work from the stacked flat ``models``; None if its steps cannot be recorded."""
@@ -144,7 +147,9 @@ class GraphCache:
         parts = -(-steps // min(steps, fit))
         size = (-(-steps // parts), clients, width)
         key = (*size, local.momentum, local.weight_decay, local.clip, local.mu)
-        graph = self._graphs.pop(key, None) or StepGraph(self._step, self._layout, local, self._data, size)
+        graph = self._graphs.pop(key, None)
+        if graph is None:
+            graph = StepGraph(self._step, self._layout, local, self._data, size, self._pool)
         self._graphs[key] = graph
         while len(self._graphs) > _KEPT:
             self._graphs.popitem(last=False)
