@@ -7,15 +7,19 @@ import contextlib
 import sys
 import tomllib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fedalign.errors import FedalignError, FederationWarning, nearest
+
+if TYPE_CHECKING:
+    from fedalign.experiments.config import Experiment
+    from fedalign.experiments.runner import Outcome
 
 BAD_INPUT, DIVERGED, INTERRUPTED = 2, 3, 130
 
@@ -62,18 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("run", help="run an experiment")
     command.add_argument("experiment", metavar="NAME|FILE.toml", help="an experiment's name, or a file of your own")
     command.add_argument("--arms", metavar="A,B", help="which arms to compare")
-    command.add_argument("--seeds", type=int, metavar="N", help="how many seeds, counted from 0")
-    command.add_argument("--rounds", type=int, metavar="N", help="how many communication rounds")
-    command.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: auto)")
-    command.add_argument(
-        "--tf32", action="store_true", default=None, help="let a GPU multiply in TF32: faster, rounded to 10 bits"
-    )
-    command.add_argument(
-        "--on", choices=("here", "ray"), default="here", help="ray: spread the runs over Ray's GPUs or machines"
-    )
-    command.add_argument(
-        "--workers", type=int, metavar="N", help="with --on ray: how many (default: one a GPU or machine)"
-    )
+    _add_run_options(command)
     command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/NAME)")
     command.add_argument(
         "--set",
@@ -83,13 +76,21 @@ def _parser() -> argparse.ArgumentParser:
         help="any setting, as local.lr=0.05; repeatable",
     )
     command.add_argument("--resume", action="store_true", help="go on with an interrupted run")
-    command.add_argument("--quiet", action="store_true", help="no progress and no table: only where the output is")
     command.set_defaults(command=_run)
 
     command = commands.add_parser("report", help="plots, table and page of finished runs")
     command.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: the run's own folder)")
     command.set_defaults(command=_report)
+
+    command = commands.add_parser("paper", help="the paper's figures, and which of its claims hold")
+    command.add_argument("--figures", metavar="1,2", help="which figures (default: all)")
+    command.add_argument("--out", type=Path, default=Path("runs/paper"), metavar="DIR", help="default: runs/paper")
+    command.add_argument("--from", dest="source", type=Path, metavar="DIR", help="run nothing: use these summaries")
+    command.add_argument("--page", type=Path, metavar="FILE.md", help="the page (default: results.md in --out)")
+    command.add_argument("--emnist", metavar="FOLDER", help="idx files to use in place of EMNIST's own")
+    _add_run_options(command)
+    command.set_defaults(command=_paper)
 
     command = commands.add_parser("bench", help="batched engine against the reference loop, in some minutes")
     command.add_argument("cases", nargs="*", metavar="CASE", help="logistic, network, cnn, synth-medium (default: all)")
@@ -108,6 +109,22 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with show: any setting")
     command.set_defaults(command=_data)
     return parser
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--seeds", type=int, metavar="N", help="how many seeds, counted from 0")
+    command.add_argument("--rounds", type=int, metavar="N", help="how many communication rounds")
+    command.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: auto)")
+    command.add_argument(
+        "--tf32", action="store_true", default=None, help="let a GPU multiply in TF32: faster, rounded to 10 bits"
+    )
+    command.add_argument(
+        "--on", choices=("here", "ray"), default="here", help="ray: spread the runs over Ray's GPUs or machines"
+    )
+    command.add_argument(
+        "--workers", type=int, metavar="N", help="with --on ray: how many (default: one a GPU, or one a machine)"
+    )
+    command.add_argument("--quiet", action="store_true", help="no progress and no table: only where the output is")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -134,8 +151,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from fedalign.experiments.config import load
-    from fedalign.experiments.runner import execute, free_folder, latest_folder, prepare
-    from fedalign.progress import ExperimentProgress
+    from fedalign.experiments.runner import free_folder, latest_folder
     from fedalign.report.load import read_run
     from fedalign.report.page import write_report
     from fedalign.report.table import incentive_table, terminal_table
@@ -145,33 +161,7 @@ def _run(options: argparse.Namespace) -> int:
     console = Console(quiet=options.quiet, highlight=False)
     experiment = load(options.experiment, _overrides(options))
     folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", FederationWarning)
-        prepared = prepare(
-            experiment,
-            folder,
-            resume=options.resume,
-            device=experiment.device,
-            on=options.on,
-            workers=options.workers,
-        )
-    for note in dict.fromkeys([*(str(w.message) for w in caught), *prepared.notes]):
-        _errors().print(f"[yellow]note:[/] {escape(note)}")
-    count = len(prepared.runs)
-    console.print(
-        f"[bold]{escape(experiment.name)}[/]: {len(experiment.arms)} arms × {len(experiment.seeds)} seeds, "
-        f"{experiment.rounds} rounds, on {prepared.device}; output in {escape(str(folder))}"
-    )
-    if options.resume:
-        console.print(
-            f"going on from round {prepared.start} of {experiment.rounds}; {len(prepared.live)} of {count} runs to do"
-        )
-    with contextlib.ExitStack() as stack:
-        show = None
-        if not options.quiet:
-            progress = ExperimentProgress(console, experiment.arms, experiment.rounds, prepared.start)
-            show = stack.enter_context(progress).update
-        outcome = execute(prepared, show) if show else execute(prepared)
+    outcome = _simulate(experiment, folder, console, options, resume=options.resume)
     console.print(terminal_table(outcome.summary))
     if (gains := incentive_table(outcome.summary)) is not None:
         console.print(gains)
@@ -180,10 +170,92 @@ def _run(options: argparse.Namespace) -> int:
         console.print(f"  {escape(str(path))}", soft_wrap=True)
     if options.quiet:
         sys.stdout.write(f"{folder}\n")
+    return DIVERGED if outcome.diverged else 0
+
+
+def _simulate(
+    experiment: Experiment, folder: Path, console: Console, options: argparse.Namespace, *, resume: bool
+) -> Outcome:
+    """Check an experiment, say what is about to happen, run it with progress, and say which runs diverged."""
+    from fedalign.experiments.runner import execute, prepare
+    from fedalign.progress import ExperimentProgress
+
+    with _notes_said() as notes:
+        prepared = prepare(
+            experiment, folder, resume=resume, device=experiment.device, on=options.on, workers=options.workers
+        )
+        notes += prepared.notes
+    console.print(
+        f"[bold]{escape(experiment.name)}[/]: {len(experiment.arms)} arms × {len(experiment.seeds)} seeds, "
+        f"{experiment.rounds} rounds, on {prepared.device}; output in {escape(str(folder))}"
+    )
+    if resume:
+        console.print(
+            f"going on from round {prepared.start} of {experiment.rounds}; "
+            f"{len(prepared.live)} of {len(prepared.runs)} runs to do"
+        )
+    with contextlib.ExitStack() as stack:
+        show = None
+        if not options.quiet:
+            progress = ExperimentProgress(console, experiment.arms, experiment.rounds, prepared.start)
+            show = stack.enter_context(progress).update
+        outcome = execute(prepared, show) if show else execute(prepared)
     for arm, failed in outcome.diverged.items():
         for seed, message in failed.items():
             _errors().print(f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}")
-    return DIVERGED if outcome.diverged else 0
+    return outcome
+
+
+def _paper(options: argparse.Namespace) -> int:
+    from fedalign.paper.compact import compact, read_all, save
+    from fedalign.paper.figures import FIGURES
+    from fedalign.paper.jobs import jobs
+    from fedalign.paper.page import write_page
+    from fedalign.report.load import read_run
+
+    console = Console(quiet=options.quiet, highlight=False)
+    if options.source is None:
+        numbers = list(FIGURES) if options.figures is None else _numbers(options.figures)
+        overrides = {name: getattr(options, name) for name in ("seeds", "rounds", "device", "tf32")}
+        overrides = {name: value for name, value in overrides.items() if value is not None}
+        todo = jobs(numbers, options.out, overrides, options.emnist)
+        with _notes_said():
+            for job in todo:
+                if not job.done:
+                    job.experiment.federation(0)  # is the data there? Better said now than after hours
+        for place, job in enumerate(todo, start=1):
+            console.print(f"[bold]{place} of {len(todo)}[/]", end=" ")
+            if job.done:
+                console.print(f"{job.experiment.name}: done already, in {escape(str(job.folder))}")
+            else:
+                started = (job.folder / "config.toml").is_file()
+                _simulate(job.experiment, job.folder, console, options, resume=started)
+            save(compact(read_run(job.folder)), options.out / "summaries")
+    source: Path = options.source or options.out / "summaries"
+    page: Path = options.page or options.out / "results.md"
+    for path in write_page(read_all(source), source, page):
+        console.print(f"  {escape(str(path))}", soft_wrap=True)
+    if options.quiet:
+        sys.stdout.write(f"{page}\n")
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise FedalignError(f"--figures takes numbers, as in --figures 1,2, not {text!r}") from None
+
+
+@contextlib.contextmanager
+def _notes_said() -> Iterator[list[str]]:
+    """Collect warnings about federations, and notes, and say each once."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FederationWarning)
+        yield notes
+    for note in dict.fromkeys([*(str(w.message) for w in caught), *notes]):
+        _errors().print(f"[yellow]note:[/] {escape(note)}")
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -249,7 +321,8 @@ def _show(options: argparse.Namespace, console: Console) -> int:
     overrides = dict(_setting(pair) for pair in options.set)
     for name in options.names:
         experiment = load(name, overrides)
-        federation = experiment.federation(options.seed)
+        with _notes_said():
+            federation = experiment.federation(options.seed)
         figure = plots.holdings(federation, f"{experiment.name}, seed {options.seed}: who holds what")
         options.out.mkdir(parents=True, exist_ok=True)
         console.print(f"{escape(experiment.name)}: {escape(repr(federation))}")

@@ -15,11 +15,12 @@ from fedalign.errors import FedalignError
 Bytes = npt.NDArray[np.uint8]
 _RECORD = 1 + 3 * 32 * 32
 #: The only things that the official pickles name; anything else is refused, not run.
-_ALLOWED = {
+_ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
     ("numpy._core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): lambda text, _: text.encode("latin-1"),  # how Python 3 writes bytes for Python 2
 }
 
 

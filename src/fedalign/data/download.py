@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from fedalign.data.sources import Remote, Source
 from fedalign.errors import FedalignError
 
-_PIECE = 1 << 18
+_PIECE = 1 << 14
 _SECONDS = 20  # to wait for a server
 
 
@@ -41,6 +41,7 @@ def _get_one(remote: Remote, source: Source, folder: Path, bar: Progress) -> Pat
     import pooch
     import requests
 
+    pooch.get_logger().setLevel("WARNING")  # the bar tells what it would
     target = folder / remote.name
     failures = []
     for url in remote.urls:

@@ -22,9 +22,10 @@ _COLOURS = {
     "all": "#D55E00",
     "fedalign": "#009E73",
     "local": "#999999",
+    "fedalign-train": "#E69F00",
     "auto": "#CC79A7",
 }
-_SPARE = ("#E69F00", "#56B4E9", "#F0E442", "#000000")
+_SPARE = ("#56B4E9", "#F0E442", "#000000", "#8C564B")
 _STYLE: dict[str, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -49,15 +50,15 @@ def curves(arms: Curves, name: str, title: str, label: str, warmup: int, *, perc
             continue
         rounds = np.arange(1, table.shape[1] + 1)
         mean = np.nanmean(table, axis=0)
-        colour = _colour(arm, index)
+        tint = colour(arm, index)
         spread = np.nanstd(table, axis=0, ddof=1) if table.shape[0] > 1 else np.zeros_like(mean)
         settled = slice(len(mean) // 20, None)  # the first rounds' steep climb must not flatten the rest
         seen += [*(mean - spread)[settled], *(mean + spread)[settled]]
         # Where FedALIGN admits nobody it equals `priority`: the wider line underneath stays visible.
         width = 3.4 if arm == "priority" else 1.6
-        axes.plot(rounds, mean, color=colour, label=arm, linewidth=width, zorder=2 if arm == "priority" else 3)
+        axes.plot(rounds, mean, color=tint, label=arm, linewidth=width, zorder=2 if arm == "priority" else 3)
         if table.shape[0] > 1:
-            axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)
+            axes.fill_between(rounds, mean - spread, mean + spread, color=tint, alpha=0.13, linewidth=0)
     if warmup:
         axes.axvline(warmup + 0.5, color="0.4", linestyle=":", linewidth=1)
         axes.annotate(
@@ -119,7 +120,7 @@ def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], al
             drawn += len(points)
             better = sum(shared > mine for mine, shared in points)
             axes.scatter(
-                *zip(*points, strict=True), s=14, alpha=0.55, color=_colour(arm, index), linewidths=0,
+                *zip(*points, strict=True), s=14, alpha=0.55, color=colour(arm, index), linewidths=0,
                 label=f"{arm}: {better} of {len(points)} better off",
             )  # fmt: skip
     axes.axline((0, 0), slope=1, color="0.4", linestyle=":", linewidth=1)
@@ -167,12 +168,13 @@ def selects(runs: Mapping[int, History]) -> bool:
     return bool(seen & {"declined", "refused"})
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
+def save(figure: Figure, path: Path, suffixes: Sequence[str] = (".png", ".pdf")) -> list[Path]:
     """Write a picture as PNG and PDF."""
     import matplotlib.pyplot as plt
 
     written = []
-    for suffix, metadata in ((".png", {}), (".pdf", {"CreationDate": None})):
+    for suffix in suffixes:
+        metadata = {"CreationDate": None} if suffix == ".pdf" else {}
         target = path.with_name(path.name + suffix)
         figure.savefig(target, bbox_inches="tight", metadata=metadata)
         written.append(target)
@@ -190,6 +192,19 @@ def _figure(height: float = 4.2) -> tuple[Figure, Any]:
         return plt.subplots(figsize=(7.2, height), layout="constrained")
 
 
+def panels(rows: int, columns: int) -> tuple[Figure, Any]:
+    """Make a figure of panels, in a table of axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(_STYLE):  # type: ignore[arg-type]
+        return plt.subplots(
+            rows, columns, figsize=(3.6 * columns + 0.4, 3.0 * rows + 0.4), layout="constrained", squeeze=False
+        )
+
+
 def _table(runs: Mapping[int, History], name: str) -> npt.NDArray[np.float64]:
     """Put one number into a table, seeds × rounds, with NaN where a run has none (it diverged)."""
     longest = max((len(history) for history in runs.values()), default=0)
@@ -203,5 +218,6 @@ def _table(runs: Mapping[int, History], name: str) -> npt.NDArray[np.float64]:
     return kept
 
 
-def _colour(arm: str, index: int) -> str:
+def colour(arm: str, index: int) -> str:
+    """Give an arm's colour, the same in every picture."""
     return _COLOURS.get(arm, _SPARE[index % len(_SPARE)])

@@ -1,0 +1,102 @@
+"""``results.md``: every figure of the paper from our runs, and for every claim whether it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedalign.errors import FedalignError
+from fedalign.paper.figures import FIGURES, Claim, Figure
+from fedalign.paper.pictures import draw
+from fedalign.paper.verdicts import judge, rounds_to_priority
+from fedalign.report.plots import save
+
+_HOW = """Written by `fedalign paper --from {source} --page {page}` from the summaries in
+`{source}`, which `fedalign paper` leaves of its runs. Final figures are test accuracies in % of the priority
+clients, means of the last 10 rounds, ± the standard deviation over seeds. `fedalign` matches on held-out data,
+`fedalign-train` on training data as the paper does. A claim that one arm is above another counts as reproduced if its
+mean is at least one point higher and it is higher in four of five seeds; "depends on the seed": the mean is, but fewer
+seeds are. "Rounds to `priority`" is the mean number of rounds until the test accuracy, averaged over five rounds,
+reaches the final accuracy of `priority` in the same seed; in brackets, in how many seeds it did.
+"""
+
+
+def write_page(results: Mapping[str, Mapping[str, Any]], source: Path, page: Path) -> list[Path]:
+    """Write the page and its pictures beside it; give the files."""
+    known = [name for figure in FIGURES.values() for name in figure.experiments]
+    if not any(name in results for name in known):
+        raise FedalignError(f"{source} has no results of the paper's experiments ({', '.join(known)})")
+    pictures = page.parent / "img"
+    pictures.mkdir(parents=True, exist_ok=True)
+    parts = ["# The paper's experiments, and what holds\n", _HOW.format(source=source, page=page), _claims(results)]
+    files = [page]
+    for figure in FIGURES.values():
+        there = [name for name in figure.experiments if name in results]
+        if there:
+            files += save(draw(figure, results), pictures / f"figure-{figure.number}", suffixes=(".png",))
+        parts.append(_figure(figure, results))
+    parts.append(_machines(results))
+    page.write_text("\n".join(parts), encoding="utf-8")
+    return files
+
+
+def _claims(results: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [
+        "## The claims\n",
+        "| figure | claim | measured | verdict, held-out | verdict, training | command |",
+        "|---|---|---|---|---|---|",
+    ]
+    for figure in FIGURES.values():
+        for claim in figure.claims:
+            for name in claim.experiments:
+                lines.append(f"| {figure.number} | {claim.text}: {_judged(claim, name, results.get(name))} |")
+    return "\n".join([*lines, ""])
+
+
+def _judged(claim: Claim, name: str, results: Mapping[str, Any] | None) -> str:
+    """Give the cells of a claim about one experiment, from the experiment's name on."""
+    if results is None:
+        return f"`{name}` | – | not run yet | | `fedalign run {name}`"
+    held = judge(claim.comparison, results)
+    train = ""
+    if claim.comparison != "all below" and "fedalign-train" in results["arms"]:
+        train = judge(claim.comparison, results, "fedalign-train").verdict
+    return f"{results['data']} | {held.measured} | **{held.verdict}** | {train} | `{results['command']}`"
+
+
+def _figure(figure: Figure, results: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [f"## Figure {figure.number}: {figure.title}\n"]
+    there = [name for name in figure.experiments if name in results]
+    if there:
+        lines.append(f"![Figure {figure.number}](img/figure-{figure.number}.png)\n")
+    for name in figure.experiments:
+        if name not in results:
+            lines.append(f"`{name}` was not run yet: `fedalign paper --figures {figure.number}`.\n")
+            continue
+        lines += _table(name, results[name])
+    return "\n".join(lines)
+
+
+def _table(name: str, results: Mapping[str, Any]) -> list[str]:
+    seeds = len(results["seeds"])
+    lines = [
+        f"**`{name}`**, {results['data']}: {results['description'].partition(': ')[2] or results['description']}; "
+        f"{results['rounds']} rounds, {seeds} seeds (`{results['command']}`).\n",
+        "| arm | final accuracy | by seed | admitted a round | rounds to `priority` |",
+        "|---|---|---|---|---|",
+    ]
+    for arm, figures in results["arms"].items():
+        accuracy = figures["test_accuracy"]
+        final = "–" if accuracy["mean"] is None else f"{100 * accuracy['mean']:.1f} ± {100 * accuracy['std']:.1f}"
+        by_seed = ", ".join("–" if v is None else f"{100 * v:.1f}" for v in accuracy["per_seed"])
+        took = rounds_to_priority(figures, seeds)
+        admitted = "–" if figures["alone"] else f"{figures['admitted_mean']:.1f}"
+        lines.append(f"| `{arm}` | {final} | {by_seed} | {admitted} | {took} |")
+    return [*lines, ""]
+
+
+def _machines(results: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = ["## Where it ran\n", "| experiment | device | seconds, all arms and seeds |", "|---|---|---|"]
+    lines += [f"| `{name}` | {r['device']} | {r['seconds']:.0f} |" for name, r in sorted(results.items())]
+    return "\n".join([*lines, ""])

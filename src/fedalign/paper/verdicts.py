@@ -1,0 +1,76 @@
+"""Whether a claim holds in our runs: paired by seed, with a margin, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedalign.paper.figures import Comparison
+
+MARGIN = 0.01  #: one point: smaller mean differences are called none
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was measured, and whether the claim holds."""
+
+    measured: str
+    verdict: str
+
+
+def judge(comparison: Comparison, results: Mapping[str, Any], arm: str = "fedalign") -> Verdict:
+    """Judge a claim on one experiment's compact summary. ``arm`` is the FedALIGN arm that is meant."""
+    arms = results["arms"]
+    if comparison == "all below":
+        text = f"`all` {_final(arms['all'])}, `priority` {_final(arms['priority'])}"
+        return Verdict(text, _verdict([("priority", arms["priority"], "all", arms["all"])]))
+    if comparison == "better off":
+        return _incentive(results["incentive"].get(arm))
+    seeds = len(results["seeds"])
+    reached = ", ".join(f"`{a}` {rounds_to_priority(arms[a], seeds)}" for a in (arm, "priority"))
+    text = (
+        f"`{arm}` {_final(arms[arm])}, `priority` {_final(arms['priority'])}, `all` {_final(arms['all'])}; "
+        f"rounds to `priority`: {reached}"
+    )
+    return Verdict(text, _verdict([(arm, arms[arm], baseline, arms[baseline]) for baseline in ("priority", "all")]))
+
+
+def rounds_to_priority(figures: Mapping[str, Any], seeds: int) -> str:
+    """Say how many rounds an arm took to reach the final accuracy of `priority`, and in how many seeds it did."""
+    reached = [r for r in figures["rounds_to_priority"] if r is not None]
+    return f"{sum(reached) / len(reached):.0f} ({len(reached)}/{seeds})" if reached else f"never (0/{seeds})"
+
+
+def _incentive(gain: Mapping[str, Any] | None) -> Verdict:
+    if gain is None:
+        return Verdict("no `local` arm in this run", "not measured")
+    text = (
+        f"on free clients' own test data: shared model {100 * gain['shared']:.1f} %, own {100 * gain['own']:.1f} %; "
+        f"{gain['better_off']:.1f} of {gain['free']:.0f} better off"
+    )
+    good = gain["shared"] - gain["own"] >= MARGIN and gain["better_off"] > gain["free"] / 2
+    return Verdict(text, "reproduced" if good else "not reproduced")
+
+
+def _final(figures: Mapping[str, Any]) -> str:
+    accuracy = figures["test_accuracy"]
+    return f"{100 * accuracy['mean']:.1f} ± {100 * accuracy['std']:.1f}" if accuracy["mean"] is not None else "–"
+
+
+def _verdict(pairs: Sequence[tuple[str, Mapping[str, Any], str, Mapping[str, Any]]]) -> str:
+    """Say whether one arm is above another, for every pair: by a point in the mean, and in four of five seeds."""
+    below, unsure = [], []
+    for _, better, name, worse in pairs:
+        both = zip(better["test_accuracy"]["per_seed"], worse["test_accuracy"]["per_seed"], strict=True)
+        differences = [a - b for a, b in both if a is not None and b is not None]
+        if not differences:
+            return "not measured"
+        wins = sum(d > 0 for d in differences)
+        if sum(differences) / len(differences) < MARGIN:
+            below.append(f"`{name}`")
+        elif wins < 0.8 * len(differences):
+            unsure.append(f"above `{name}` in {wins} of {len(differences)} seeds")
+    if below:
+        return f"not reproduced: not above {' nor '.join(below)}" if pairs[0][0] != "priority" else "not reproduced"
+    return f"depends on the seed: {', '.join(unsure)}" if unsure else "reproduced"
