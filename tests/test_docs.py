@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -69,3 +70,14 @@ def test_versions_agree():
 @pytest.mark.parametrize("name", fedalign.__all__)
 def test_public_names_are_documented(name):
     assert getattr(fedalign, name).__doc__
+
+
+def test_the_results_page_is_what_its_summaries_give(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["paper", "--from", "docs/results", "--page", "docs/results.md", "--quiet"]) == 0
+    assert (tmp_path / "docs" / "results.md").read_text(encoding="utf-8") == page
+    for number in range(1, 7):
+        assert (tmp_path / "docs" / "img" / f"figure-{number}.png").is_file()
+        assert (ROOT / "docs" / "img" / f"figure-{number}.png").is_file()

@@ -151,6 +151,16 @@ def test_bad_files_are_one_sentence(fmnist, tmp_path, capsys, how, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_missing_data_points_to_other_files(data, capsys, tmp_path):
+    other = data / "emnist47-redrawn"
+    other.mkdir(parents=True)
+    (other / "some-train-images-idx3-ubyte.gz").write_bytes(b"")
+    assert run("run", "emnist", *SMALL, "--out", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "fedalign data get emnist" in said
+    assert "--set data.folder=emnist47-redrawn" in said
+
+
 def test_labels_and_images_of_unlike_number(fmnist, capsys):
     contents = tiny_idx(train=20)
     (fmnist / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(contents["train-labels-idx1-ubyte"]))

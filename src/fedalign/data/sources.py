@@ -74,7 +74,7 @@ class Source:
             files = ", ".join(self.needed[0])
             raise FedalignError(
                 f"{self.title} is not at hand in {self.place()}: get it with `fedalign data get {self.name}`, "
-                f"or put {files} there (FEDALIGN_DATA names the folder above)"
+                f"or put {files} there (FEDALIGN_DATA names the folder above){self._other_folders()}"
             )
         splits = self.read(self, self.place())
         check_splits(splits, self.classes, self.place())
@@ -84,6 +84,12 @@ class Source:
                 f"{self.counts[0]:,} and {self.counts[1]:,}: this is not {self.title}"
             )
         return splits
+
+    def _other_folders(self) -> str:
+        """Point to other idx files that could be meant, as a part of EMNIST."""
+        above, word = self.place().parent, self.folder.partition("-")[0]
+        found = sorted(p.parent.name for p in above.glob(f"*{word}*/*train*images*idx3*") if p.parent != self.place())
+        return f"; or use what is in {above / found[0]}: --set data.folder={found[0]}" if found else ""
 
     @property
     def name(self) -> str:

@@ -62,7 +62,7 @@ def _judged(claim: Claim, name: str, results: Mapping[str, Any] | None) -> str:
     train = ""
     if claim.comparison != "all below" and "fedalign-train" in results["arms"]:
         train = judge(claim.comparison, results, "fedalign-train").verdict
-    return f"{results['data']} | {held.measured} | **{held.verdict}** | {train} | `{results['command']}`"
+    return f"`{name}`, {results['data']} | {held.measured} | **{held.verdict}** | {train} | `{results['command']}`"
 
 
 def _figure(figure: Figure, results: Mapping[str, Mapping[str, Any]]) -> str:
