@@ -10,11 +10,11 @@ True
 
 from fedalign.errors import DivergedError, FedalignError, FederationWarning
 from fedalign.federation import Client, Federation, Pool
-from fedalign.history import ClientRound, History, RoundRecord
+from fedalign.history import ClientRound, History, RoundRecord, Tried
 from fedalign.local import LocalSGD
 from fedalign.losses import cross_entropy, squared_error
 from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
-from fedalign.rules import Align, Broadcast, Everyone, Measure, PriorityOnly, Rule
+from fedalign.rules import Align, AutoAlign, Broadcast, Candidate, Everyone, Measure, PriorityOnly, Rule
 from fedalign.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
 from fedalign.simulation.api import Alone, RunSpec, SimulationResult, simulate, simulate_many
 
@@ -23,8 +23,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Align",
     "Alone",
+    "AutoAlign",
     "Bernoulli",
     "Broadcast",
+    "Candidate",
     "Client",
     "ClientRound",
     "Constant",
@@ -53,6 +55,7 @@ __all__ = [
     "SimulationResult",
     "Step",
     "Trace",
+    "Tried",
     "Uniform",
     "cross_entropy",
     "simulate",

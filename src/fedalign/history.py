@@ -37,11 +37,22 @@ class ClientRound:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """A candidate aggregate that the priority clients measured: its ε, its free clients, and its held-out loss."""
+
+    epsilon: float | None
+    admitted: int
+    loss: float | None
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One round.
 
     ``global_*`` are F(w) and its accuracy for the model that was broadcast; ``test_*`` and ``train_loss`` (the priority
     clients' loss on their training data) are of the aggregate. ``skipped`` says why nothing was aggregated, if so.
+    ``models_down`` and ``models_up`` count models sent to and by clients, ``samples`` the samples that clients trained
+    on, passes included. ``tried`` are the candidates of a rule that lets the priority clients choose.
     """
 
     round: int
@@ -56,6 +67,8 @@ class RoundRecord:
     models_down: int
     models_up: int
     clients: tuple[ClientRound, ...]
+    samples: int = 0
+    tried: tuple[Tried, ...] = ()
 
     @property
     def admitted(self) -> int:
@@ -65,17 +78,18 @@ class RoundRecord:
     def to_json(self) -> str:
         """Write one line of ``rounds.jsonl``. Strict JSON has no infinity: ε = ∞ is written as ``"inf"``."""
         row = asdict(self)
-        if self.epsilon is not None and math.isinf(self.epsilon):
-            row["epsilon"] = "inf"
+        for part in (row, *row["tried"]):
+            part["epsilon"] = "inf" if part["epsilon"] == math.inf else part["epsilon"]
         return json.dumps(_finite(row), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str | bytes) -> RoundRecord:
         """Read such a line."""
         row = json.loads(line)
-        if row["epsilon"] == "inf":
-            row["epsilon"] = math.inf
+        for part in (row, *row.get("tried", ())):
+            part["epsilon"] = math.inf if part["epsilon"] == "inf" else part["epsilon"]
         row["clients"] = tuple(ClientRound(**client) for client in row["clients"])
+        row["tried"] = tuple(Tried(**tried) for tried in row.get("tried", ()))
         return cls(**row)
 
 

@@ -76,6 +76,17 @@ class LocalSGD:
         """Count a round's local steps of a client with so many training samples."""
         return self.steps if self.steps is not None else (self.epochs or 0) * self.batches_per_epoch(samples)
 
+    def samples_for(self, samples: int) -> int:
+        """Count the samples that a client with so many trains on in a round, each as often as it comes.
+
+        >>> LocalSGD(lr=0.1, epochs=5).samples_for(120), LocalSGD(lr=0.1, steps=4, batch_size=50).samples_for(120)
+        (600, 170)
+        """
+        if self.epochs is not None:
+            return self.epochs * samples
+        passes, rest = divmod(self.steps or 0, self.batches_per_epoch(samples))
+        return passes * samples + min(rest * (self.batch_size or samples), samples)
+
     def rate(self, round: int, rounds: int, step: int, steps: int) -> float:
         """Give η for one local step (``step`` of ``steps`` in this round)."""
         t = round * steps + step if self.schedule.counts == "steps" else round

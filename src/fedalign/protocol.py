@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedalign.errors import DivergedError, FedalignError
-from fedalign.history import ClientRound, Decision, History, RoundRecord
+from fedalign.history import ClientRound, Decision, History, RoundRecord, Tried
 from fedalign.participation import Full, Participation, Presence
 from fedalign.roster import Roster
-from fedalign.rules import Broadcast, Measure, Rule, Split
+from fedalign.rules import Broadcast, Candidate, Measure, Rule, Split
 
 Model = Any
 Job = tuple[Model, int]  # a model and the client that is to work with it
@@ -126,6 +126,7 @@ class Plan:
     match_on: Split = "heldout"
     has_test: bool = True
     measure_training: bool = True  #: also measure every aggregate on the priority clients' training data
+    work: tuple[int, ...] = ()  #: the samples, passes included, that each client trains on in a round; for the record
 
 
 def warmup_rounds(warmup: float, rounds: int) -> int:
@@ -181,7 +182,7 @@ def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
             )
             for k, name in enumerate(roster.names)
         )
-        record = RoundRecord(round, None, loss, accuracy, *scores, False, None, 0, 0, clients)
+        record = RoundRecord(round, None, loss, accuracy, *scores, False, None, 0, 0, clients, sum(plan.work))
         yield RoundDone(record, tuple(models))
         history.rounds.append(record)
     return Result(tuple(models), history)
@@ -211,10 +212,12 @@ def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tupl
     # F(w): the priority clients' own evaluations of w.
     measures = (yield Evaluate(tuple((model, k) for k in priority), plan.match_on)) if priority else []
     own: dict[int, Measure] = {k: m for k, m in zip(priority, measures, strict=True) if m is not None}
+    asked = tuple(own)
     skipped: str | None = None
     loss = accuracy = None
     replies: dict[int, Reply] = {}
-    shares: dict[int, float] = {}
+    shares: Mapping[int, float] = {}
+    choice: _Choice | None = None
     if not own:
         skipped = "no priority client answered" if priority else "no priority client was reachable"
     else:
@@ -229,22 +232,20 @@ def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tupl
         replies = dict(zip(invited, answers, strict=True))
         own |= {k: reply.own for k, reply in replies.items() if not isinstance(reply, Lost) and reply.own is not None}
         # The server's decision, then the mean over those it admits.
-        admitted = [
-            k
-            for k, reply in replies.items()
-            if isinstance(reply, Update) and (roster.priority[k] or rule.admits(own[k], broadcast))
-        ]
-        if any(roster.priority[k] for k in admitted):
-            shares = _shares(roster, presence, admitted)
-            combined = yield Combine((shares,))
-            _stop_if_diverged(roster, round, combined.not_finite)
-            (model,) = combined.models
+        sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
+        if any(roster.priority[k] for k in sent):
+            offers = {k: own[k] for k in sent if not roster.priority[k]}
+            choice = yield from _choose(plan, round, presence, sent, rule.candidates(offers, broadcast), list(asked))
+            model, shares, epsilon = choice.model, choice.shares, choice.epsilon
+            broadcast = replace(broadcast, epsilon=epsilon)
         else:
             skipped = "no priority client sent an update"
 
     def record_of(k: int, name: str) -> ClientRound:
         decision, reason = _decision(plan, k, presence, warmup, replies.get(k), k in shares, skipped)
         measure = own.get(k)
+        if choice is not None and k in choice.broken:
+            reason = "its trained weights are not finite"
         if not reason and measure is not None:
             reason = rule.why(measure, broadcast, decision == "admitted")
         return ClientRound(
@@ -261,9 +262,59 @@ def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tupl
 
     clients = tuple(record_of(k, name) for k, name in enumerate(roster.names))
     scores = yield from _scores(plan, [(model, k) for k in range(len(roster)) if roster.priority[k]])
-    up = sum(isinstance(reply, Update) for reply in replies.values())
-    record = RoundRecord(round, epsilon, loss, accuracy, *scores, warmup, skipped, len(replies), up, clients)
+    sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
+    down = len(replies) + (choice.models_down if choice else 0)
+    samples = sum(plan.work[k] for k in sent) if plan.work else 0
+    tried = choice.tried if choice else ()
+    record = RoundRecord(
+        round, epsilon, loss, accuracy, *scores, warmup, skipped, down, len(sent), clients, samples, tried
+    )
     return model, record
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The round's new model, its clients' shares, and how it came to be chosen."""
+
+    model: Model
+    shares: Mapping[int, float]
+    epsilon: float | None
+    tried: tuple[Tried, ...] = ()
+    models_down: int = 0  # candidates that priority clients were sent
+    broken: frozenset[int] = frozenset()  # free clients whose weights are not finite
+
+
+def _choose(
+    plan: Plan,
+    round: int,
+    presence: Presence,
+    sent: Sequence[int],
+    candidates: Sequence[Candidate],
+    judges: Sequence[int],
+) -> Generator[Request, Any, _Choice]:
+    """Average every candidate's clients; of several, take the one with the lowest loss on the judges' data."""
+    roster = plan.roster
+    priority = [k for k in sent if roster.priority[k]]
+    mixes = tuple(_shares(roster, presence, sorted([*priority, *one.clients])) for one in candidates)
+    combined = yield Combine(mixes)
+    broken = frozenset(combined.not_finite)
+    whole = [i for i, mix in enumerate(mixes) if not broken & mix.keys()]
+    if not whole:  # a priority client's weights are not finite, or those of somebody in every candidate
+        _stop_if_diverged(roster, round, sorted(broken))
+    if len(candidates) == 1:
+        return _Choice(combined.models[0], mixes[0], candidates[0].epsilon)
+    jobs = tuple((combined.models[i], k) for i in whole for k in judges)
+    answers = dict(zip([(i, k) for i in whole for k in judges], (yield Evaluate(jobs, plan.match_on)), strict=True))
+    # A judge that got lost on the way must not favour one candidate: those count that measured all.
+    there = [k for k in judges if all(answers[i, k] is not None for i in whole)]
+    losses = {i: _weighted(roster, {k: answers[i, k] for k in there})[0] if there else math.inf for i in whole}
+    losses = {i: loss if math.isfinite(loss) else math.inf for i, loss in losses.items()}
+    best = min(whole, key=lambda i: (losses[i], len(candidates[i].clients)))
+    tried = tuple(
+        Tried(one.epsilon, len(one.clients), losses[i] if math.isfinite(losses.get(i, math.inf)) else None)
+        for i, one in enumerate(candidates)
+    )
+    return _Choice(combined.models[best], mixes[best], candidates[best].epsilon, tried, len(jobs), broken)
 
 
 def _shares(roster: Roster, presence: Presence, admitted: Sequence[int]) -> dict[int, float]:

@@ -8,7 +8,9 @@ model serves it about as well as it serves the priority clients, ``|F_k(w) − F
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from fedalign.errors import FedalignError
@@ -41,6 +43,14 @@ class Broadcast:
     epsilon: float | None = None
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A set of free clients that may be admitted, and the ε that it belongs to."""
+
+    epsilon: float | None
+    clients: tuple[int, ...]
+
+
 class Rule(abc.ABC):
     """A rule of inclusion for free clients. Subclass it and define :meth:`offers` and :meth:`admits`.
 
@@ -67,6 +77,13 @@ class Rule(abc.ABC):
     @abc.abstractmethod
     def admits(self, own: Measure, broadcast: Broadcast) -> bool:
         """Decide, on the server, whether the update enters the aggregate."""
+
+    def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
+        """Give the sets of free clients to try, smaller ones first; ``own`` are the measures of those that offer.
+
+        Of several, the priority clients choose the one whose aggregate has the lowest loss on their held-out data.
+        """
+        return [Candidate(broadcast.epsilon, tuple(k for k, mine in own.items() if self.admits(mine, broadcast)))]
 
     def epsilon_at(self, round: int, rounds: int) -> float | None:
         """Give the round's ε, or None if the rule has none."""
@@ -171,6 +188,61 @@ class Align(Rule):
             mine, theirs = _accuracies(own, broadcast)
         sign = "within" if admitted else "not within"
         return f"{name} {mine:.4g}, {sign} {_epsilon(broadcast):.4g} of {theirs:.4g}"
+
+
+@dataclass(frozen=True)
+class AutoAlign(Rule):
+    """AutoALIGN: FedALIGN whose ε the priority clients choose every round, from a ``ladder``.
+
+    Free clients offer with the widest ε. For every ε of the ladder the server averages the clients that FedALIGN would
+    admit; priority clients measure these candidates (equal sets once) on held-out data, and the one with the lowest
+    weighted loss is taken, the smaller set on a tie. With 0 in the ladder, no round's model is worse on that data than
+    FedAvg on the priority clients.
+
+    >>> rule, F = AutoAlign(ladder=(0, 0.2, 1)), Broadcast(round=0, loss=1.0, epsilon=1)
+    >>> own = {4: Measure(1.1, None, 1), 7: Measure(1.9, None, 1), 9: Measure(0.95, None, 1)}
+    >>> [candidate.clients for candidate in rule.candidates(own, F)]
+    [(), (4, 9), (4, 7, 9)]
+    """
+
+    ladder: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, math.inf)
+    on: Literal["loss", "accuracy"] = "loss"
+    match_on: MatchOn | None = None
+    needs_accuracy: bool = field(init=False, repr=False, compare=False)
+    _align: Align = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        steps = sorted({float(epsilon) for epsilon in self.ladder})
+        if not steps or any(math.isnan(epsilon) or epsilon < 0 for epsilon in steps):
+            raise FedalignError(f"AutoAlign's ladder must hold at least one ε, none negative, not {self.ladder!r}")
+        object.__setattr__(self, "ladder", tuple(steps))
+        object.__setattr__(self, "_align", Align(steps[-1], self.on, self.match_on))
+        object.__setattr__(self, "needs_accuracy", self.on == "accuracy")
+
+    def epsilon_at(self, round: int, rounds: int) -> float:
+        """Give the widest ε: with it free clients decide whether to offer."""
+        return self.ladder[-1]
+
+    def offers(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Offer as with FedALIGN."""
+        return self._align.offers(own, broadcast)
+
+    def admits(self, own: Measure, broadcast: Broadcast) -> bool:
+        """Admit as FedALIGN does, with the broadcast's ε."""
+        return self._align.admits(own, broadcast)
+
+    def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
+        """Spell the inequality out for the ε that was chosen."""
+        return self._align.why(own, broadcast, admitted)
+
+    def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
+        """Give one candidate for each distinct set along the ladder, with the smallest ε that gives it."""
+        found: dict[tuple[int, ...], Candidate] = {}
+        for epsilon in self.ladder:
+            narrowed = replace(broadcast, epsilon=epsilon)
+            clients = tuple(k for k, mine in own.items() if self.admits(mine, narrowed))
+            found.setdefault(clients, Candidate(epsilon, clients))
+        return sorted(found.values(), key=lambda candidate: len(candidate.clients))
 
 
 def _epsilon(broadcast: Broadcast) -> float:

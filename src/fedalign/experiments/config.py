@@ -22,7 +22,7 @@ from fedalign.federation import Federation
 from fedalign.local import LocalSGD
 from fedalign.losses import PerSampleLoss, cross_entropy, squared_error
 from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
-from fedalign.rules import Align, Everyone, PriorityOnly, Rule
+from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly, Rule
 from fedalign.schedules import Schedule
 from fedalign.simulation.api import Alone, RunSpec
 
@@ -63,6 +63,7 @@ ARMS: dict[str, str] = {
     "all": "FedAvg on everybody, weights in proportion to sample counts",
     "local": "every client alone, with no server",
     "fedalign": "FedALIGN: free clients with |F_k − F| ≤ ε",
+    "auto": "AutoALIGN: FedALIGN, with ε chosen by the priority clients every round",
 }
 _TOP: dict[str, Any] = {
     "name": str,
@@ -102,6 +103,7 @@ class ArmSettings:
 
     rule: str
     epsilon: int | float | Schedule | None = None
+    ladder: list[float] | None = None
     match: str | None = None
     match_on: str | None = None
     warmup: int | float | None = None
@@ -184,11 +186,14 @@ class Experiment:
             chosen = PriorityOnly()
         elif rule == "all":
             chosen = Everyone()
+        elif rule == "auto":
+            ladder = {"ladder": tuple(own["ladder"])} if "ladder" in own else {}
+            chosen = AutoAlign(on=own.get("match", self.settings["match"]), match_on=match_on, **ladder)
         else:
             epsilon = own.get("epsilon", self.settings["epsilon"])
             chosen = Align(epsilon, own.get("match", self.settings["match"]), match_on)
         chosen.check(self.rounds)
-        if not isinstance(chosen, Align):
+        if not isinstance(chosen, Align | AutoAlign):
             chosen.match_on = match_on
         return chosen
 

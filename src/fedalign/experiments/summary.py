@@ -15,8 +15,8 @@ def summarise(
     """Summarise every arm. A final figure is the mean of the last 10 rounds; a diverged seed has none.
 
     ``std`` is the sample standard deviation over seeds; ``admitted_mean`` is the mean number of admitted free clients
-    over all rounds and seeds; ``models_up`` and ``models_down`` are a run's totals, averaged over seeds; ``alone``
-    marks arms without a shared model.
+    over all rounds and seeds; ``models_up``, ``models_down`` and ``samples`` (trained on, passes included) are a run's
+    totals, averaged over seeds; ``alone`` marks arms without a shared model.
     """
     arms = {}
     for arm, runs in histories.items():
@@ -28,6 +28,7 @@ def summarise(
             "admitted_mean": mean_or_none(float(r.admitted) for h in alive.values() for r in h.rounds),
             "models_up": mean_or_none(float(sum(r.models_up for r in h.rounds)) for h in alive.values()),
             "models_down": mean_or_none(float(sum(r.models_down for r in h.rounds)) for h in alive.values()),
+            "samples": mean_or_none(float(sum(r.samples for r in h.rounds)) for h in alive.values()),
             "skipped_rounds": sum(r.skipped is not None for h in alive.values() for r in h.rounds),
             "alone": arm in alone,
             "diverged": {str(seed): message for seed, message in failed.items()},

@@ -69,7 +69,12 @@ def _draw(run: RunFolder, folder: Path, prefix: str) -> list[Path]:
         if arms:
             figure = plots.curves(arms, name, f"{run.name}: {title.lower()}", label, warmup, percent=percent)
             written += plots.save(figure, folder / f"{prefix}{file}")
+    if any(r.test_accuracy is not None for own in run.histories.values() for h in own.values() for r in h.rounds):
+        figure = plots.costs(run.histories, f"{run.name}: test accuracy against cost")
+        written += plots.save(figure, folder / f"{prefix}cost")
     for arm, histories in run.histories.items():
+        if (drawn := plots.chosen(histories, f"{run.name}: ε that the priority clients chose ({arm})")) is not None:
+            written += plots.save(drawn, folder / f"{prefix}epsilon-{arm}")
         if plots.selects(histories):
             figure = plots.admitted(histories, f"{run.name}: free clients admitted by {arm}")
             written += plots.save(figure, folder / f"{prefix}admitted-{arm}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedalign.history import History
+from fedalign.history import History, RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,6 +97,56 @@ def admitted(runs: Mapping[int, History], title: str) -> Figure:
     if not share.any():
         axes.text(0.5, 0.5, "no free client was admitted", transform=axes.transAxes, ha="center", color="0.35")
     label = "admitted" if len(histories) == 1 else f"admitted (share of {len(histories)} seeds)"
+    figure.colorbar(image, ax=axes, label=label)
+    return figure
+
+
+def costs(arms: Curves, title: str) -> Figure:
+    """Draw test accuracy against what it cost: models sent both ways, and samples trained on; means over seeds."""
+    figure, axes = panels(1, 2)
+    spent: dict[str, Callable[[RoundRecord], int]] = {
+        "models sent, up and down": lambda r: r.models_up + r.models_down,
+        "samples trained on": lambda r: r.samples,
+    }
+    for axis, (label, cost) in zip(axes[0], spent.items(), strict=True):
+        for index, (arm, runs) in enumerate(arms.items()):
+            table = 100 * _table(runs, "test_accuracy")
+            whole = [h for h in runs.values() if len(h) == table.shape[1]]
+            if not np.isfinite(table).any() or not whole:
+                continue
+            total = np.mean([np.cumsum([cost(r) for r in h.rounds]) for h in whole], axis=0)
+            if total[-1] > 0:
+                axis.plot(total, np.nanmean(table, axis=0), color=colour(arm, index), label=arm, linewidth=1.5)
+        axis.set_xlabel(label)
+        axis.set_xscale("log")
+    axes[0][0].set_ylabel("test accuracy (%)")
+    handles, labels = axes[0][1].get_legend_handles_labels()
+    figure.suptitle(title, fontsize=11)
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False)
+    return figure
+
+
+def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
+    """Draw which ε the priority clients chose, round by round: the share of seeds. None if there was no choice."""
+    histories = [history for history in runs.values() if any(r.tried for r in history.rounds)]
+    if not histories:
+        return None
+    steps = sorted({t.epsilon for h in histories for r in h.rounds for t in r.tried if t.epsilon is not None})
+    rounds = max(len(history) for history in histories)
+    share = np.zeros((len(steps), rounds))
+    for history in histories:
+        for r in history.rounds:
+            if r.epsilon in steps and not r.warmup and not r.skipped:
+                share[steps.index(r.epsilon), r.round] += 1 / len(histories)
+    figure, axes = _figure(height=max(2.6, 1.2 + 0.3 * len(steps)))
+    image = axes.imshow(
+        share, aspect="auto", interpolation="nearest", cmap="Purples", vmin=0, vmax=1, origin="lower",
+        extent=(0.5, rounds + 0.5, -0.5, len(steps) - 0.5),
+    )  # fmt: skip
+    axes.set_yticks(range(len(steps)), ["∞" if np.isinf(step) else f"{step:g}" for step in steps])
+    axes.set(title=title, xlabel="communication round", ylabel="chosen ε")
+    axes.grid(visible=False)
+    label = "chosen" if len(histories) == 1 else f"chosen (share of {len(histories)} seeds)"
     figure.colorbar(image, ax=axes, label=label)
     return figure
 

@@ -265,7 +265,8 @@ def _plan(spec: RunSpec) -> Plan:
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
     warmup = warmup_rounds(spec.warmup, spec.rounds)
-    return Plan(fed.roster, rule, spec.rounds, warmup, spec.participation, spec.seed, match_on, fed.has_test)
+    work = tuple(spec.local.samples_for(len(client.train)) for client in fed.clients)
+    return Plan(fed.roster, rule, spec.rounds, warmup, spec.participation, spec.seed, match_on, fed.has_test, work=work)
 
 
 def _initial(model: ModelFactory | nn.Module, seed: int) -> nn.Module:

@@ -27,6 +27,7 @@ from fedalign.simulation.layout import Layout
 _GPU_BYTES = 2 << 30
 _CACHE_SHARE = 3 / 8
 _EVAL_BYTES = 64 << 20
+_LAYERS = 40  # what the patches and activations of a convolutional model hold, in inputs
 Done = tuple[torch.Tensor, torch.Tensor]  # stacked models, and whether each is finite
 
 
@@ -129,11 +130,17 @@ class BatchedEngine:
     def _chunk_size(self, jobs: Sequence[TrainJob]) -> int:
         if self._one_by_one:
             return 1
-        layers = 2 if isinstance(self._stepper, LayeredStepper) else 40  # patches and activations are many inputs' size
+        layers = 2 if isinstance(self._stepper, LayeredStepper) else _LAYERS
         touched = 4 * (self.layout.size + layers * jobs[0].width * self._data.features)
         if self.device.type == "cuda":
             return max(1, _GPU_BYTES // touched)
         return max(1, int(_CACHE_SHARE * last_level_cache()) // touched)
+
+    def _rows_at_once(self) -> int:
+        """How many samples are evaluated in one go."""
+        layers = 1 if isinstance(self._stepper, LayeredStepper) else _LAYERS / 4  # inputs, and what is made of them
+        allowed = _EVAL_BYTES if self.device.type == "cpu" else _GPU_BYTES
+        return max(1, int(allowed // (4 * self._data.features * layers)))
 
     def _eval_groups(self, jobs: Sequence[EvalJob]) -> Iterator[list[list[int]]]:
         """Put jobs of one model together, then stack models with alike sample counts, within the memory allowed."""
@@ -141,7 +148,7 @@ class BatchedEngine:
         for j, job in enumerate(jobs):
             by_model.setdefault(id(job.model), []).append(j)
         sized = sorted(((sum(len(jobs[j].rows) for j in m), m) for m in by_model.values()), key=lambda s: -s[0])
-        limit = max(1, _EVAL_BYTES // (4 * self._data.features))
+        limit = self._rows_at_once()
         group: list[list[int]] = []
         widest = 0
         for rows, members in sized:
@@ -161,7 +168,7 @@ class BatchedEngine:
         per_model = [np.concatenate([self._data.rows(jobs[j].pool, jobs[j].rows) for j in m]) for m in group]
         lengths = torch.tensor([len(jobs[j].rows) for m in group for j in m], device=self.device)
         models = torch.stack([jobs[m[0]].model for m in group])
-        limit = max(1, _EVAL_BYTES // (4 * self._data.features))
+        limit = self._rows_at_once()
         if len(group) == 1:
             rows = torch.from_numpy(per_model[0]).to(self.device)
             parts = [self._forward_rows(models, part) for part in torch.split(rows, limit)]

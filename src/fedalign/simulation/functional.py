@@ -47,7 +47,10 @@ class FunctionalStepper:
         """Compute outputs of stacked models on stacked samples."""
         self._module.eval()
         if len(models) == 1:
-            return self._call(self._layout.unflatten(models[0]), x[0]).unsqueeze(0)
+            one = x[0]
+            if one.dim() == 4 and one.device.type == "cpu":
+                one = one.contiguous(memory_format=torch.channels_last)  # convolutions on a CPU: nearly twice as fast
+            return self._call(self._layout.unflatten(models[0]), one).unsqueeze(0)
         stacked: torch.Tensor = vmap(self._call)(self._layout.unflatten(models), x)
         return stacked
 

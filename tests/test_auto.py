@@ -1,0 +1,190 @@
+"""AutoALIGN: the priority clients choose ε every round."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedalign as fa
+from fedalign.history import RoundRecord
+from fedalign.participation import Full
+from fedalign.protocol import Combine, Combined, Declined, Evaluate, Plan, RoundDone, Train, Update, federated
+from fedalign.roster import Roster
+from fedalign.rules import AutoAlign, Broadcast, Measure
+
+ROSTER = Roster(("a", "b", "c", "d", "e"), (True, True, False, False, False), (30, 10, 20, 20, 40))
+LOSS = {0: 1.0, 1: 2.0, 2: 1.3, 3: 1.55, 4: 9.0}  # F = 1.25; gaps of c, d, e: 0.05, 0.3, 7.75
+VALUE = {0: 10.0, 1: 10.0, 2: 4.0, 3: 1.0, 4: -100.0}  # the trained "models"; the priority clients like 6.5
+
+
+def play(rule, judge=lambda model: abs(model - 6.5), lost=(), not_finite=(), rounds=1):
+    """Drive a run whose models are numbers; give its records and requests."""
+    run = federated(Plan(ROSTER, rule, rounds, 0, Full(), work=(30, 10, 20, 20, 40)), 0.0)
+    requests, reply = [], None
+    while True:
+        try:
+            request = run.send(reply)
+        except StopIteration as stop:
+            return stop.value, requests
+        requests.append(request)
+        if isinstance(request, RoundDone):
+            reply = None
+        elif isinstance(request, Combine):
+            models = tuple(sum(VALUE[k] * w for k, w in mix.items()) for mix in request.mixes)
+            reply = Combined(models, not_finite)
+        elif isinstance(request, Evaluate) and len(requests) == 1:
+            reply = [Measure(LOSS[k], 0.5, 5) for _, k in request.jobs]
+        elif isinstance(request, Evaluate):
+            reply = [None if k in lost else Measure(judge(model), 0.5, 5) for model, k in request.jobs]
+        else:
+            assert isinstance(request, Train)
+            reply = []
+            for _, k in request.jobs:
+                own = Measure(LOSS[k], 0.5, 5)
+                if ROSTER.priority[k]:
+                    reply.append(Update())
+                elif request.rule.offers(own, request.broadcast):
+                    reply.append(Update(own=own))
+                else:
+                    reply.append(Declined(own))
+
+
+def decisions(result):
+    return [client.decision for client in result.history[0].clients]
+
+
+def test_a_round_by_hand():
+    result, requests = play(AutoAlign())
+    record = result.history[0]
+    # Sets along the ladder: none; c (0.05, 0.1, 0.2); c, d (0.4 to 1.6); all (∞). Means: 10, 8, 6.25, -22.4...
+    assert [(t.epsilon, t.admitted) for t in record.tried] == [(0.0, 0), (0.1, 1), (0.4, 2), (math.inf, 3)]
+    assert record.epsilon == 0.4
+    assert decisions(result) == ["trained", "trained", "admitted", "admitted", "refused"]
+    assert result.model == pytest.approx((10 + 0.5 * 4 + 0.5 * 1) / 2)
+    assert "within 0.4 of 1.25" in record.clients[4].reason
+    # Costs by hand: 5 models down with the broadcast, 4 candidates to 2 judges; 5 up; everybody trained.
+    assert (record.models_down, record.models_up, record.samples) == (5 + 8, 5, 120)
+    kinds = [type(r).__name__ for r in requests]
+    assert kinds == ["Evaluate", "Train", "Combine", "Evaluate", "Evaluate", "Evaluate", "RoundDone"]
+    assert len(requests[3].jobs) == 8
+
+
+def test_ties_go_to_the_smaller_set():
+    result, _ = play(AutoAlign(), judge=lambda model: 1.0)
+    assert result.history[0].epsilon == 0.0
+    assert decisions(result)[2:] == ["refused"] * 3
+
+
+def test_a_ladder_of_one_value_is_fedalign():
+    auto, requests = play(AutoAlign(ladder=(0.4,)))
+    fixed, _ = play(fa.Align(0.4))
+    assert auto.model == fixed.model
+    assert auto.history[0] == fixed.history[0]
+    assert sum(isinstance(r, Evaluate) for r in requests) == 3  # nobody is asked to choose
+
+
+def test_nobody_offers():
+    result, requests = play(AutoAlign(ladder=(0, 0.001)))
+    assert result.history[0].tried == ()
+    assert result.model == play(fa.PriorityOnly())[0].model
+    assert [list(r.mixes[0]) for r in requests if isinstance(r, Combine)] == [[0, 1]]
+
+
+def test_a_lost_judge_counts_for_no_candidate():
+    result, _ = play(AutoAlign(), lost={1})
+    assert result.history[0].epsilon == 0.4
+    nobody, _ = play(AutoAlign(), lost={0, 1})
+    assert nobody.history[0].epsilon == 0.0  # without a judge, priority clients only
+
+
+def test_a_free_client_that_diverges_spoils_only_its_candidates():
+    result, _ = play(AutoAlign(), not_finite=(3,))
+    record = result.history[0]
+    assert record.epsilon == 0.1
+    assert record.clients[3].reason == "its trained weights are not finite"
+    assert [t.loss is None for t in record.tried] == [False, False, True, True]
+    with pytest.raises(fa.DivergedError, match=r"client\(s\) a"):
+        play(AutoAlign(), not_finite=(0,))
+
+
+def test_a_candidate_whose_loss_is_not_finite_is_not_chosen():
+    result, _ = play(AutoAlign(), judge=lambda model: math.nan if model < 9 else 5.0)
+    assert result.history[0].epsilon == 0.0
+
+
+@given(st.dictionaries(st.integers(2, 9), st.floats(0, 5), max_size=8), st.floats(0, 5))
+def test_candidates_are_nested_and_distinct(losses, centre):
+    own = {k: Measure(loss, None, 1) for k, loss in losses.items()}
+    found = AutoAlign().candidates(own, Broadcast(0, centre, None, math.inf))
+    sets = [set(candidate.clients) for candidate in found]
+    assert sets[0] <= {k for k in own if losses[k] == centre}
+    assert sets[-1] == set(own)
+    assert all(a < b for a, b in itertools.pairwise(sets))
+
+
+def test_ladders_are_checked():
+    for bad in ((), (-0.1, 1), (math.nan,)):
+        with pytest.raises(fa.FedalignError, match="ladder"):
+            AutoAlign(ladder=bad)
+    assert AutoAlign(ladder=(1, 0, 1)).ladder == (0.0, 1.0)
+    with pytest.raises(fa.FedalignError, match="'loss' or 'accuracy'"):
+        AutoAlign(on="taste")
+
+
+def test_records_keep_what_was_tried():
+    record = play(AutoAlign())[0].history[0]
+    assert RoundRecord.from_json(record.to_json()) == record
+    old = record.to_json().replace('"samples":120,', "")
+    assert RoundRecord.from_json(old[: old.index(',"tried"')] + "}").tried == ()
+
+
+def federation():
+    clients = [blobs(40, seed) for seed in range(3)]
+    x, y = blobs(60, 9)
+    clients += [(x, y), (x, (y + 1) % 4), (x, np.zeros_like(y))]
+    return fa.Federation.from_arrays(clients, priority=[True, True, False, False, False, False])
+
+
+def test_never_worse_than_priority_only_on_held_out_data():
+    local = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10)
+    result = fa.simulate(federation(), lambda: torch.nn.Linear(6, 4), AutoAlign(), 25, 0.2, local, device="cpu")
+    chosen = set()
+    for record in result.history.rounds:
+        if record.warmup:
+            assert record.tried == ()
+            continue
+        losses = {t.epsilon: t.loss for t in record.tried}
+        assert losses[record.epsilon] == min(losses.values())
+        assert losses[record.epsilon] <= losses[0.0]
+        chosen.add(record.epsilon)
+    assert len(chosen) > 1
+
+
+def test_equal_sets_are_trained_and_measured_once(monkeypatch):
+    from fedalign.simulation.engine_batched import BatchedEngine
+
+    trained = []
+    original = BatchedEngine.train
+
+    def train(self, jobs):
+        trained.append([job.client for job in jobs])
+        return original(self, jobs)
+
+    monkeypatch.setattr(BatchedEngine, "train", train)
+    fa.simulate(federation(), lambda: torch.nn.Linear(6, 4), AutoAlign(ladder=(0, 0.5)), 4, 0, device="cpu")
+    for clients in trained:
+        assert len(set(clients)) == len(clients)
+        assert {0, 1} <= set(clients) or not clients
+
+
+def test_auto_equals_priority_bit_for_bit_when_nobody_offers():
+    make = lambda: torch.nn.Linear(6, 4)  # noqa: E731
+    fed = federation()
+    auto = fa.simulate(fed, make, AutoAlign(ladder=(0.0,)), 6, 0, device="cpu")
+    alone = fa.simulate(fed, make, fa.PriorityOnly(), 6, 0, device="cpu")
+    assert torch.equal(auto.model.weight, alone.model.weight)
