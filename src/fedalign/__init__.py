@@ -13,9 +13,11 @@ from fedalign.federation import Client, Federation, Pool
 from fedalign.history import ClientRound, History, RoundRecord, Tried
 from fedalign.local import LocalSGD
 from fedalign.losses import cross_entropy, squared_error
+from fedalign.other_rules import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
 from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
-from fedalign.rules import Align, AutoAlign, Broadcast, Candidate, Everyone, Measure, PriorityOnly, Rule
+from fedalign.rules import Align, AutoAlign, Broadcast, Candidate, Everyone, Measure, PriorityOnly, Rule, Similarity
 from fedalign.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
+from fedalign.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from fedalign.simulation.api import Alone, RunSpec, SimulationResult, simulate, simulate_many
 
 __version__ = "0.1.0"
@@ -34,28 +36,37 @@ __all__ = [
     "DivergedError",
     "Everyone",
     "Exponential",
+    "FedAdam",
+    "FedAvgM",
+    "FedYogi",
     "FedalignError",
     "Federation",
     "FederationWarning",
     "Full",
+    "GradientAlign",
     "History",
     "InverseTime",
     "Linear",
     "LocalSGD",
+    "LossWeighted",
     "Measure",
     "Participation",
     "Piecewise",
     "Pool",
+    "PowerOfChoice",
     "PriorityOnly",
     "Replacement",
     "RoundRecord",
     "Rule",
     "RunSpec",
     "Schedule",
+    "ServerOptimizer",
+    "Similarity",
     "SimulationResult",
     "Step",
     "Trace",
     "Tried",
+    "TrustWeighted",
     "Uniform",
     "cross_entropy",
     "simulate",

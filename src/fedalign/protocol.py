@@ -5,6 +5,7 @@ module reads like the algorithm (Ravi and Shomorony, 2023), and ten lines of mad
 
     Evaluate  -> one Measure (or None: lost) per job
     Train     -> one Update, Declined or Lost per job
+    Compare   -> the Similarity of every update that the last Train brought, by client
     Combine   -> Combined: weighted means of what the clients of the last Train sent
     RoundDone -> nothing; the driver may store the record and the model
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedalign.errors import DivergedError, FedalignError
@@ -24,6 +25,7 @@ from fedalign.history import ClientRound, Decision, History, RoundRecord, Tried
 from fedalign.participation import Full, Participation, Presence
 from fedalign.roster import Roster
 from fedalign.rules import Broadcast, Candidate, Measure, Rule, Split
+from fedalign.server import ServerOptimizer
 
 Model = Any
 Job = tuple[Model, int]  # a model and the client that is to work with it
@@ -49,10 +51,19 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Combine:
-    """Average the updates of the last ``Train``: one model for each mix, which gives its clients' weights (sum 1).
+class Compare:
+    """Compare the updates ``w_k − w`` of clients that sent one in the last ``Train`` with a mean of some of them."""
 
-    A simulation trains clients only now, and adds each model up when it is ready: it never holds them all.
+    reference: Mapping[int, float]
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Combine:
+    """Average the updates of the last ``Train``: one model for each mix, which gives its clients' weights.
+
+    What a mix's weights lack to 1 is the weight of the model that was sent out. A simulation trains clients only now,
+    and adds each model up when it is ready: it never holds them all.
     """
 
     mixes: tuple[Mapping[int, float], ...]
@@ -72,6 +83,7 @@ class RoundDone:
 
     record: RoundRecord
     model: Model
+    memory: tuple[Model, ...] = ()  # of the server's optimiser
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ class Lost:
 
 
 Reply = Update | Declined | Lost
-Request = Evaluate | Train | Combine | RoundDone
+Request = Evaluate | Train | Compare | Combine | RoundDone
 Run = Generator[Request, Any, "Result"]
 
 
@@ -126,6 +138,7 @@ class Plan:
     match_on: Split = "heldout"
     has_test: bool = True
     measure_training: bool = True  #: also measure every aggregate on the priority clients' training data
+    server: ServerOptimizer | None = None  #: None: take the mean, as FedAvg does
     work: tuple[int, ...] = ()  #: the samples, passes included, that each client trains on in a round; for the record
 
 
@@ -145,12 +158,12 @@ def warmup_rounds(warmup: float, rounds: int) -> int:
     return int(warmup)
 
 
-def federated(plan: Plan, model: Model, start: int = 0) -> Run:
-    """Run prioritized federated learning from round ``start`` with ``model``."""
+def federated(plan: Plan, model: Model, start: int = 0, memory: tuple[Model, ...] = ()) -> Run:
+    """Run prioritized federated learning from round ``start`` with ``model`` (and the server optimiser's memory)."""
     history = History()
     for round in range(start, plan.rounds):
-        model, record = yield from _round(plan, round, model)
-        yield RoundDone(record, model)
+        model, record, memory = yield from _round(plan, round, model, memory)
+        yield RoundDone(record, model, memory)
         history.rounds.append(record)
     return Result(model, history)
 
@@ -200,7 +213,9 @@ def mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
     return total
 
 
-def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tuple[Model, RoundRecord]]:
+def _round(
+    plan: Plan, round: int, model: Model, memory: tuple[Model, ...]
+) -> Generator[Request, Any, tuple[Model, RoundRecord, tuple[Model, ...]]]:
     roster, rule = plan.roster, plan.rule
     presence = plan.participation.draw(round, roster, plan.seed)
     warmup = round < plan.warmup
@@ -235,8 +250,18 @@ def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tupl
         sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
         if any(roster.priority[k] for k in sent):
             offers = {k: own[k] for k in sent if not roster.priority[k]}
-            choice = yield from _choose(plan, round, presence, sent, rule.candidates(offers, broadcast), list(asked))
-            model, shares, epsilon = choice.model, choice.shares, choice.epsilon
+            if rule.needs_updates:
+                reference = _shares(roster, presence, [k for k in sent if roster.priority[k]])
+                similar = yield Compare(reference, tuple(sent))
+                candidates = rule.compare(offers, similar, broadcast)
+            else:
+                candidates = rule.candidates(offers, broadcast)
+            choice = yield from _choose(plan, round, presence, sent, candidates, list(asked))
+            shares, epsilon = choice.shares, choice.epsilon
+            if plan.server is None:
+                model = choice.model
+            else:
+                model, memory = plan.server.step(model, choice.model, memory)
             broadcast = replace(broadcast, epsilon=epsilon)
         else:
             skipped = "no priority client sent an update"
@@ -246,6 +271,8 @@ def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tupl
         measure = own.get(k)
         if choice is not None and k in choice.broken:
             reason = "its trained weights are not finite"
+        elif choice is not None and isinstance(replies.get(k), Update):
+            reason = reason or choice.reasons.get(k, "")
         if not reason and measure is not None:
             reason = rule.why(measure, broadcast, decision == "admitted")
         return ClientRound(
@@ -269,7 +296,7 @@ def _round(plan: Plan, round: int, model: Model) -> Generator[Request, Any, tupl
     record = RoundRecord(
         round, epsilon, loss, accuracy, *scores, warmup, skipped, down, len(sent), clients, samples, tried
     )
-    return model, record
+    return model, record, memory
 
 
 @dataclass(frozen=True)
@@ -282,6 +309,7 @@ class _Choice:
     tried: tuple[Tried, ...] = ()
     models_down: int = 0  # candidates that priority clients were sent
     broken: frozenset[int] = frozenset()  # free clients whose weights are not finite
+    reasons: Mapping[int, str] = field(default_factory=dict)
 
 
 def _choose(
@@ -295,14 +323,18 @@ def _choose(
     """Average every candidate's clients; of several, take the one with the lowest loss on the judges' data."""
     roster = plan.roster
     priority = [k for k in sent if roster.priority[k]]
-    mixes = tuple(_shares(roster, presence, sorted([*priority, *one.clients])) for one in candidates)
+    shares = [_shares(roster, presence, sorted([*priority, *one.clients]), one) for one in candidates]
+    mixes = tuple(
+        {k: share * one.step.get(k, 1.0) for k, share in mine.items()}
+        for mine, one in zip(shares, candidates, strict=True)
+    )
     combined = yield Combine(mixes)
     broken = frozenset(combined.not_finite)
     whole = [i for i, mix in enumerate(mixes) if not broken & mix.keys()]
     if not whole:  # a priority client's weights are not finite, or those of somebody in every candidate
         _stop_if_diverged(roster, round, sorted(broken))
     if len(candidates) == 1:
-        return _Choice(combined.models[0], mixes[0], candidates[0].epsilon)
+        return _Choice(combined.models[0], shares[0], candidates[0].epsilon, reasons=candidates[0].reasons)
     jobs = tuple((combined.models[i], k) for i in whole for k in judges)
     answers = dict(zip([(i, k) for i in whole for k in judges], (yield Evaluate(jobs, plan.match_on)), strict=True))
     # A judge that got lost on the way must not favour one candidate: those count that measured all.
@@ -314,14 +346,22 @@ def _choose(
         Tried(one.epsilon, len(one.clients), losses[i] if math.isfinite(losses.get(i, math.inf)) else None)
         for i, one in enumerate(candidates)
     )
-    return _Choice(combined.models[best], mixes[best], candidates[best].epsilon, tried, len(jobs), broken)
+    taken = candidates[best]
+    return _Choice(combined.models[best], shares[best], taken.epsilon, tried, len(jobs), broken, taken.reasons)
 
 
-def _shares(roster: Roster, presence: Presence, admitted: Sequence[int]) -> dict[int, float]:
+def _shares(
+    roster: Roster, presence: Presence, admitted: Sequence[int], candidate: Candidate | None = None
+) -> dict[int, float]:
     """Give each admitted client its normalised weight: ``p_k``, or ``c_k/K`` for one drawn ``c_k`` times of ``K``."""
     draws = presence.draws
     total_draws = sum(draws.values()) if draws else 0
     weights = {k: draws[k] / total_draws if draws and roster.priority[k] else float(roster.p[k]) for k in admitted}
+    if candidate is not None and (candidate.weight or candidate.scale):
+        # Weights beside the priority clients' 1, of which only those that are here have a part.
+        here = math.fsum(weights[k] for k in admitted if roster.priority[k])
+        weights |= {k: weight * here for k, weight in candidate.weight.items()}
+        weights = {k: weight * candidate.scale.get(k, 1.0) for k, weight in weights.items()}
     total = math.fsum(weights.values())
     return {k: weight / total for k, weight in weights.items()}
 

@@ -45,10 +45,27 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set of free clients that may be admitted, and the ε that it belongs to."""
+    """A set of free clients that may be admitted, and the ε that it belongs to.
+
+    A free client's weight is ``p_k``, or ``weight`` where that names it (the priority clients have 1 together), times
+    ``scale``; weights are then normalised. ``step`` multiplies a client's update after that. ``reasons`` say why
+    somebody is in or out.
+    """
 
     epsilon: float | None
     clients: tuple[int, ...]
+    weight: Mapping[int, float] = field(default_factory=dict)
+    scale: Mapping[int, float] = field(default_factory=dict)
+    step: Mapping[int, float] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """A client's update against the mean update of the priority clients: the cosine, and the ratio of the lengths."""
+
+    cosine: float
+    length: float
 
 
 class Rule(abc.ABC):
@@ -68,6 +85,7 @@ class Rule(abc.ABC):
 
     invites_free: ClassVar[bool] = True  #: False: free clients aren't even sent the model
     needs_accuracy: bool = False  #: True: a clear error where the task has no accuracy
+    needs_updates: ClassVar[bool] = False  #: True: the rule judges updates (:meth:`compare`), not losses
     match_on: MatchOn | None = None  #: the data F and F_k are measured on; None: held-out where there is any
 
     @abc.abstractmethod
@@ -84,6 +102,12 @@ class Rule(abc.ABC):
         Of several, the priority clients choose the one whose aggregate has the lowest loss on their held-out data.
         """
         return [Candidate(broadcast.epsilon, tuple(k for k, mine in own.items() if self.admits(mine, broadcast)))]
+
+    def compare(
+        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
+    ) -> list[Candidate]:
+        """In place of :meth:`candidates`, for a rule that ``needs_updates``."""
+        return self.candidates(own, broadcast)
 
     def epsilon_at(self, round: int, rounds: int) -> float | None:
         """Give the round's ε, or None if the rule has none."""

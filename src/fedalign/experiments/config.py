@@ -21,9 +21,11 @@ from fedalign.experiments.build import check, check_type, construct, resolve
 from fedalign.federation import Federation
 from fedalign.local import LocalSGD
 from fedalign.losses import PerSampleLoss, cross_entropy, squared_error
+from fedalign.other_rules import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
 from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
 from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly, Rule
 from fedalign.schedules import Schedule
+from fedalign.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from fedalign.simulation.api import Alone, RunSpec
 
 
@@ -64,6 +66,10 @@ ARMS: dict[str, str] = {
     "local": "every client alone, with no server",
     "fedalign": "FedALIGN: free clients with |F_k − F| ≤ ε",
     "auto": "AutoALIGN: FedALIGN, with ε chosen by the priority clients every round",
+    "gradient": "free clients whose update has a cosine of at least `threshold` with the priority mean",
+    "trust": "FLTrust: free clients' updates weighted by that cosine, cut to the priority mean's length",
+    "choice": "power-of-choice: the `clients` free clients with the highest loss",
+    "weighted": "FedAvg on everybody, weights times (F_k/F)^`power`",
 }
 _TOP: dict[str, Any] = {
     "name": str,
@@ -92,9 +98,22 @@ _DEFAULTS: dict[str, Any] = {
     "device": "auto",
     "tf32": False,
 }
+#: Arms from the literature: the rule, and the setting of its own.
+_OTHERS: dict[str, tuple[Callable[..., Rule], str]] = {
+    "gradient": (GradientAlign, "threshold"),
+    "trust": (TrustWeighted, ""),
+    "choice": (PowerOfChoice, "clients"),
+    "weighted": (LossWeighted, "power"),
+}
+SERVERS: dict[str, Callable[..., ServerOptimizer | None]] = {
+    "fedavg": lambda: None,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+}
 LOSSES: dict[str, PerSampleLoss] = {"cross-entropy": cross_entropy, "squared-error": squared_error}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_SECTIONS = ("data", "model", "local", "participation", "arm")
+_SECTIONS = ("data", "model", "local", "participation", "server", "arm")
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,9 @@ class ArmSettings:
     warmup: int | float | None = None
     lr: int | float | Schedule | None = None
     mu: float | None = None
+    threshold: float | None = None
+    clients: int | None = None
+    power: float | None = None
 
 
 def shipped() -> dict[str, str]:
@@ -144,6 +166,7 @@ class Experiment:
         self.seeds = list(range(settings["seeds"]))
         self._data = construct(settings["data"], DATA)
         self._participation = construct(settings["participation"], PARTICIPATION)
+        self._server = construct(settings["server"], SERVERS)
         self.loss = LOSSES[settings["loss"]]
         self.device: str = settings["device"]
         self.tf32: bool = settings["tf32"]
@@ -166,7 +189,10 @@ class Experiment:
 
     def _spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
         warmup = self._arm(arm).get("warmup", self.settings["warmup"])
-        return RunSpec(federation, self._rule(arm), self.rounds, warmup, self._local(arm), self._participation, seed)
+        return RunSpec(
+            federation, self._rule(arm), self.rounds, warmup, self._local(arm), self._participation, seed,
+            server=self._server,
+        )  # fmt: skip
 
     def _arm(self, arm: str) -> dict[str, Any]:
         return dict(self.settings.get("arm", {}).get(arm, {}))
@@ -189,11 +215,14 @@ class Experiment:
         elif rule == "auto":
             ladder = {"ladder": tuple(own["ladder"])} if "ladder" in own else {}
             chosen = AutoAlign(on=own.get("match", self.settings["match"]), match_on=match_on, **ladder)
+        elif rule in _OTHERS:
+            make, key = _OTHERS[rule]
+            chosen = make(match_on=match_on, **({key: own[key]} if key in own else {}))
         else:
             epsilon = own.get("epsilon", self.settings["epsilon"])
             chosen = Align(epsilon, own.get("match", self.settings["match"]), match_on)
         chosen.check(self.rounds)
-        if not isinstance(chosen, Align | AutoAlign):
+        if isinstance(chosen, PriorityOnly | Everyone):
             chosen.match_on = match_on
         return chosen
 
@@ -254,6 +283,7 @@ def _resolve(table: dict[str, Any]) -> dict[str, Any]:
     settings["model"] = resolve("model", table["model"], models.BY_NAME)
     settings["local"] = check("local", table["local"], LocalSGD)
     settings["participation"] = resolve("participation", table.get("participation", {"kind": "full"}), PARTICIPATION)
+    settings["server"] = resolve("server", table.get("server", {"kind": "fedavg"}), SERVERS)
     own_arms = {name: _own_arm(name, own, ARMS) for name, own in table.get("arm", {}).items()}
     if own_arms:
         settings["arm"] = own_arms

@@ -21,7 +21,7 @@ from fedalign.experiments.store import Checkpoint, Mark, RunStore, write_atomica
 from fedalign.experiments.summary import incentive, summarise
 from fedalign.history import History, RoundRecord
 from fedalign.protocol import RoundDone
-from fedalign.simulation.api import Alone, RunSpec, Simulation, SimulationResult, resolve_device
+from fedalign.simulation.api import Alone, RunSpec, Simulation, SimulationResult, resolve_device, state_of
 from fedalign.simulation.on_ray import RaySimulation
 
 _BYTES_A_ROUND = 64 << 20  # of checkpoints, on average
@@ -186,8 +186,7 @@ class _Saver:
 
     def _write(self, i: int) -> None:
         mark, done = self._pending.pop(i)
-        state = torch.stack(done.model) if isinstance(done.model, tuple) else done.model
-        self._prepared.stores[i].checkpoint(mark, state)
+        self._prepared.stores[i].checkpoint(mark, state_of(done))
 
     def _alone(self) -> list[int]:
         return [i for i in self._prepared.live if isinstance(self._prepared.runs[i][2].rule, Alone)]

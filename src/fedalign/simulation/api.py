@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import numbers
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fedalign.participation import Full, Participation
 from fedalign.protocol import Plan, RoundDone, alone, federated, warmup_rounds
 from fedalign.randomness import Purpose, hashed
 from fedalign.rules import Align, Measure, PriorityOnly, Rule, Split
+from fedalign.server import Partial, ServerOptimizer
 from fedalign.simulation.checks import check_model, check_repeatable
 from fedalign.simulation.driver import Driver, Event, LiveRun
 from fedalign.simulation.engine_batched import BatchedEngine
@@ -48,7 +50,8 @@ class RunSpec:
     participation: Participation = Full()
     seed: int = 0
     start: int = 0  #: the round to go on from
-    state: torch.Tensor | None = None  #: the model to go on from, flat (for `Alone`, one row per client)
+    state: torch.Tensor | None = None  #: the model to go on from, flat (see :func:`state_of`)
+    server: ServerOptimizer | None = None  #: None: the server takes the mean, as FedAvg does
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ def simulate(
     engine: EngineName = "batched",
     chunk: int | None = None,
     tf32: bool = False,
+    server: ServerOptimizer | None = None,
     on_round: Callable[[RoundDone], None] | None = None,
 ) -> SimulationResult:
     """Simulate one prioritized federation.
@@ -86,7 +90,8 @@ def simulate(
     ``model`` is a function that makes a module (initialised by ``seed``), or a module whose weights are the start.
     ``rule`` is FedALIGN with ε = 0.2 unless given. ``warmup`` is a fraction of the rounds (below 1) or a number of
     them. ``loss`` gives one number per sample. ``tf32`` lets a GPU round the factors of products to 10 bits, which is
-    faster; else they are float32. Raises :class:`DivergedError` if training leaves the finite numbers.
+    faster; else they are float32. ``server`` is an optimiser as :class:`FedAdam`; without one the mean is taken.
+    Raises :class:`DivergedError` if training leaves the finite numbers.
 
     >>> x, y = torch.randn(40, 4), torch.arange(40) % 2
     >>> fed = Federation.from_arrays([(x[:20], y[:20]), (x[20:], y[20:])], priority=[True, False])
@@ -102,6 +107,7 @@ def simulate(
         local if local is not None else LocalSGD(lr=0.1, epochs=5),
         participation if participation is not None else Full(),
         seed,
+        server=server,
     )
 
     def relay(index: int, done: RoundDone) -> None:
@@ -253,9 +259,11 @@ def _plan(spec: RunSpec) -> Plan:
         ("rule", spec.rule, Rule | Alone),
         ("local", spec.local, LocalSGD),
         ("participation", spec.participation, Participation),
+        ("server", spec.server, ServerOptimizer | None),
     ):
         if not isinstance(given, kind):
-            wanted = "fedalign.Rule" if name == "rule" else f"fedalign.{kind.__name__}"  # type: ignore[union-attr]
+            names = {"rule": "Rule", "server": "ServerOptimizer"}
+            wanted = f"fedalign.{names.get(name) or kind.__name__}"  # type: ignore[union-attr]
             raise FedalignError(f"{name} must be a {wanted} object, not {given!r}")
     fed = spec.federation
     rule.check(spec.rounds)
@@ -266,7 +274,18 @@ def _plan(spec: RunSpec) -> Plan:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
     warmup = warmup_rounds(spec.warmup, spec.rounds)
     work = tuple(spec.local.samples_for(len(client.train)) for client in fed.clients)
-    return Plan(fed.roster, rule, spec.rounds, warmup, spec.participation, spec.seed, match_on, fed.has_test, work=work)
+    return Plan(
+        roster=fed.roster,
+        rule=rule,
+        rounds=spec.rounds,
+        warmup=warmup,
+        participation=spec.participation,
+        seed=spec.seed,
+        match_on=match_on,
+        has_test=fed.has_test,
+        server=spec.server,
+        work=work,
+    )
 
 
 def _initial(model: ModelFactory | nn.Module, seed: int) -> nn.Module:
@@ -280,6 +299,17 @@ def _initial(model: ModelFactory | nn.Module, seed: int) -> nn.Module:
             f"model must be a torch.nn.Module or a function that makes one; it gave {type(made).__name__}"
         )
     return made.cpu()
+
+
+def state_of(done: RoundDone) -> torch.Tensor:
+    """Give what a run needs to go on after a round: the model; with a server optimiser its memory too, in rows.
+
+    Where every client has its own model (`Alone`), a row for each.
+    """
+    if isinstance(done.model, tuple):
+        return torch.stack(done.model)
+    model: torch.Tensor = done.model
+    return torch.stack([model, *done.memory]) if done.memory else model
 
 
 def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: Layout, device: torch.device) -> LiveRun:
@@ -298,7 +328,10 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
         models = list(state) if state.dim() == 2 else [state] * len(spec.federation)
         run = alone(plan, models, spec.start)
     else:
-        run = federated(plan, state, spec.start)
+        if plan.server is not None and layout.trainable_size < layout.size:
+            plan = dataclasses.replace(plan, server=Partial(plan.server, layout.trainable_size))
+        first, *memory = list(state) if state.dim() == 2 else [state]
+        run = federated(plan, first, spec.start, tuple(memory))
     return LiveRun(run, spec.federation, spec.local, spec.seed, spec.rounds)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedalign.local import LocalSGD
 from fedalign.protocol import (
     Combine,
     Combined,
+    Compare,
     Declined,
     Evaluate,
     Reply,
@@ -25,8 +27,10 @@ from fedalign.protocol import (
     Train,
     Update,
 )
-from fedalign.rules import Measure
-from fedalign.simulation.jobs import Engine, EvalJob, TrainJob
+from fedalign.rules import Measure, Similarity
+from fedalign.simulation.jobs import Engine, EvalJob, Trained, TrainJob
+
+_ROUNDING = 1e-9  # of weights that sum to 1
 
 
 @dataclass
@@ -44,6 +48,7 @@ class LiveRun:
     records: list[RoundRecord] = field(default_factory=list)
     round: int = 0
     received: dict[int, torch.Tensor] = field(default_factory=dict)  # the model each invited client has
+    kept: dict[int, Trained] = field(default_factory=dict)  # updates that a rule wanted to see
 
     def job(self, k: int) -> TrainJob:
         """Describe client k's local work in this round."""
@@ -88,7 +93,12 @@ class Driver:
         for run in self.runs:
             run.advance(None)
         while waiting := [run for run in self.runs if run.request is not None]:
-            for kind, answer in ((Evaluate, self._evaluate), (Train, self._train), (Combine, self._combine)):
+            for kind, answer in (
+                (Evaluate, self._evaluate),
+                (Train, self._train),
+                (Compare, self._compare),
+                (Combine, self._combine),
+            ):
                 asking = [run for run in waiting if isinstance(run.request, kind)]
                 if asking:
                     answer(asking)
@@ -132,7 +142,7 @@ class Driver:
         now: list[tuple[int, int]] = []
         jobs: list[TrainJob] = []
         for i, (run, request) in enumerate(asked):
-            run.received = {k: model for model, k in request.jobs}
+            run.received, run.kept = {k: model for model, k in request.jobs}, {}
             run.round = request.round
             if request.broadcast is None:
                 now += [(i, k) for _, k in request.jobs]
@@ -145,29 +155,54 @@ class Driver:
         for i, (run, request) in enumerate(asked):
             run.advance([updates.get((i, k)) or _answer(request, own.get((i, k))) for _, k in request.jobs])
 
+    def _compare(self, runs: Sequence[LiveRun]) -> None:
+        """Train every client that sent an update, keep the models, and compare the updates with a mean of some."""
+        asked = [(run, run.request) for run in runs if isinstance(run.request, Compare)]
+        where = [(run, k) for run, request in asked for k in run.in_order(request.clients)]
+        for one in self.engine.train([run.job(k) for run, k in where]):
+            run, k = where[one.job]
+            run.kept[k] = one
+        size = self.engine.layout.trainable_size
+        for run, request in asked:
+            updates = {k: (run.kept[k].model - run.received[k])[:size].double() for k in request.clients}
+            mean = torch.stack([updates[k] * weight for k, weight in request.reference.items()]).sum(0)
+            dots = torch.stack([torch.stack([u @ mean, u @ u]) for u in updates.values()]).tolist()
+            length = math.sqrt(float(mean @ mean))
+            similar = {k: _similarity(dot, square, length) for k, (dot, square) in zip(updates, dots, strict=True)}
+            run.advance(similar)
+
     def _combine(self, runs: Sequence[LiveRun]) -> None:
         """Train every client that is in some mix, and add its model up as soon as it is there."""
         asked = [(run, run.request.mixes) for run in runs if isinstance(run.request, Combine)]
-        where = [
-            (i, k) for i, (run, mixes) in enumerate(asked) for k in run.in_order({k for mix in mixes for k in mix})
-        ]
         sums: list[list[torch.Tensor | None]] = [[None] * len(mixes) for _, mixes in asked]
         flags: list[torch.Tensor] = []
         order: list[tuple[int, int]] = []
-        for trained in self.engine.train([asked[i][0].job(k) for i, k in where]):
-            i, k = where[trained.job]
+        for i, k, trained in self._trained(asked):
             order.append((i, k))
             flags.append(trained.finite)
             for m, mix in enumerate(asked[i][1]):
                 if k in mix:
-                    total = sums[i][m]
-                    if total is None:
-                        sums[i][m] = trained.model * mix[k]
-                    else:
-                        total.add_(trained.model * mix[k])
+                    _add(sums[i], m, trained.model * mix[k])
+        for i, (run, mixes) in enumerate(asked):
+            for m, mix in enumerate(mixes):
+                rest = 1 - math.fsum(mix.values())
+                if abs(rest) > _ROUNDING:  # what the weights lack to 1 is the weight of the model that was sent out
+                    _add(sums[i], m, next(iter(run.received.values())) * rest)
         bad = [place for place, ok in zip(order, _flags(flags), strict=True) if not ok]
         for i, (run, _) in enumerate(asked):
+            run.kept = {}
             run.advance(Combined(tuple(sums[i]), tuple(sorted(k for at, k in bad if at == i))))
+
+    def _trained(
+        self, asked: Sequence[tuple[LiveRun, Sequence[Mapping[int, float]]]]
+    ) -> Iterator[tuple[int, int, Trained]]:
+        """Give, for each run, the clients of its mixes with their models: kept ones, and others as they are trained."""
+        wanted = [run.in_order({k for mix in mixes for k in mix}) for run, mixes in asked]
+        for i, (run, _) in enumerate(asked):
+            yield from ((i, k, run.kept[k]) for k in wanted[i] if k in run.kept)
+        where = [(i, k) for i, (run, _) in enumerate(asked) for k in wanted[i] if k not in run.kept]
+        for one in self.engine.train([asked[i][0].job(k) for i, k in where]):
+            yield (*where[one.job], one)
 
     def _free_clients_measures(self, asked: Sequence[tuple[LiveRun, Train]]) -> dict[tuple[int, int], Measure]:
         """Let every invited free client measure the model it received."""
@@ -181,6 +216,18 @@ class Driver:
                     where.append((i, k))
                     jobs.append(EvalJob(model, run.federation.pool, client.rows(request.split)))
         return dict(zip(where, self.engine.evaluate(jobs), strict=True))
+
+
+def _similarity(dot: float, square: float, length: float) -> Similarity:
+    own = math.sqrt(square) if square >= 0 else math.nan
+    if own == 0 or length == 0:
+        return Similarity(0.0, 0.0)
+    return Similarity(dot / (own * length), own / length)
+
+
+def _add(sums: list[torch.Tensor | None], place: int, more: torch.Tensor) -> None:
+    total = sums[place]
+    sums[place] = more if total is None else total.add_(more)
 
 
 def _answer(request: Train, own: Measure | None) -> Reply:

@@ -12,6 +12,7 @@ from fedalign.errors import FedalignError
 from fedalign.federation import Pool, Rows
 from fedalign.local import LocalSGD
 from fedalign.rules import Measure
+from fedalign.simulation.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,7 @@ class Engine(Protocol):
     """Evaluates and trains; the two implementations agree to rounding."""
 
     device: torch.device
+    layout: Layout
 
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
         """Measure, one result per job."""

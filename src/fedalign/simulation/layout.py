@@ -40,6 +40,7 @@ class Layout:
         self.sizes = tuple(math.prod(shape) for shape in self.shapes)
         self.trainable = len(trainable)
         self.size = sum(self.sizes)
+        self.trainable_size = sum(self.sizes[: self.trainable])
 
     def flatten(self, module: nn.Module) -> torch.Tensor:
         """Copy a module's tensors into a flat vector."""

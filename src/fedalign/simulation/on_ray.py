@@ -110,7 +110,7 @@ def _on_cpu(event: Any) -> Any:
         return event
     models = event.model
     held = tuple(m.cpu() for m in models) if isinstance(models, tuple) else models.cpu()
-    return RoundDone(event.record, held)
+    return RoundDone(event.record, held, tuple(one.cpu() for one in event.memory))
 
 
 def _ray() -> Any:

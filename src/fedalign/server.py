@@ -1,0 +1,115 @@
+"""What the server does with the round's mean: take it (FedAvg), or step towards it as an optimiser would.
+
+Reddi et al., "Adaptive Federated Optimization" (2021, arXiv:2003.00295): the difference ``Δ = mean − w`` is treated as
+a gradient. FedAvgM is Hsu, Qi and Brown (2019, arXiv:1909.06335). Models are anything with arithmetic, as in the
+protocol.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedalign.errors import FedalignError
+
+Model = Any
+
+
+class ServerOptimizer(abc.ABC):
+    """A server's step. ``memory`` is what it keeps from round to round: nothing before its first step."""
+
+    @abc.abstractmethod
+    def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
+        """Give the new model and the new memory."""
+
+
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if name.startswith("beta") or name == "momentum":
+            if not 0 <= value < 1:
+                raise FedalignError(f"server.{name} must be in [0, 1), not {value}")
+        elif not 0 < value < math.inf:
+            raise FedalignError(f"server.{name} must be positive, not {value}")
+
+
+@dataclass(frozen=True)
+class FedAvgM(ServerOptimizer):
+    """Server momentum: ``m ← β m + Δ``, ``w ← w + lr·m``. With β = 0 and lr = 1 it is FedAvg.
+
+    >>> FedAvgM(momentum=0.5).step(0.0, 1.0, (2.0,))
+    (2.0, (2.0,))
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check(lr=self.lr, momentum=self.momentum)
+
+    def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
+        """Move."""
+        speed = mean - model
+        if memory:
+            speed = memory[0] * self.momentum + speed
+        return model + speed * self.lr, (speed,)
+
+
+@dataclass(frozen=True)
+class FedAdam(ServerOptimizer):
+    """``m ← β₁m + (1−β₁)Δ``, ``v ← β₂v + (1−β₂)Δ²``, ``w ← w + lr·m/(√v + τ)``; v begins at τ², as in the paper.
+
+    With β₁ = β₂ = 0 and τ = lr far above every |Δ| it is FedAvg.
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+
+    def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
+        """Move."""
+        difference = mean - model
+        square = difference * difference
+        m, v = memory or (difference * 0.0, square * 0.0 + self.tau**2)
+        m = m * self.beta1 + difference * (1 - self.beta1)
+        v = self._second(v, square)
+        return model + m / (v**0.5 + self.tau) * self.lr, (m, v)
+
+    def _second(self, v: Model, square: Model) -> Model:
+        return v * self.beta2 + square * (1 - self.beta2)
+
+
+@dataclass(frozen=True)
+class FedYogi(FedAdam):
+    """FedAdam with ``v ← v − (1−β₂)Δ²·sign(v − Δ²)``: v changes by what came in, not by how large it was."""
+
+    def _second(self, v: Model, square: Model) -> Model:
+        sign = (v > square) * 1.0 - (v < square) * 1.0
+        return v - square * sign * (1 - self.beta2)
+
+
+@dataclass(frozen=True)
+class Partial(ServerOptimizer):
+    """Steps the first ``size`` numbers of flat models and takes the mean of the rest: BatchNorm's statistics."""
+
+    optimizer: ServerOptimizer
+    size: int
+
+    def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
+        """Move the trainable part. Memory has the model's length, so that it can be stored beside it."""
+        short = [one[: self.size] for one in memory]
+        moved, kept = self.optimizer.step(model[: self.size], mean[: self.size], short)
+        new = mean * 1.0
+        new[: self.size] = moved
+        padded = []
+        for one in kept:
+            whole = mean * 0.0
+            whole[: self.size] = one
+            padded.append(whole)
+        return new, tuple(padded)
