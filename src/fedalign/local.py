@@ -1,6 +1,9 @@
 """What a client does with the model it received: E local epochs of SGD, plain or proximal.
 
 ``mu`` adds the term ``μ/2·‖w_k − w‖²`` of FedProx (Li et al., 2020, arXiv:1812.06127) to the local objective.
+``scaffold`` corrects every step by control variates (Karimireddy et al., 2020, arXiv:1910.06378, option II): ``c −
+c_k`` is added to the gradient; afterwards ``c_k ← c_k − c + (w − w_k)/Ση``, and the server adds ``a·Σ share_k·Δc_k`` to
+``c``, with the aggregate's shares and ``a`` the part of the priority clients' weight that took part.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class LocalSGD:
     weight_decay: float = 0.0
     clip: float | None = None  #: largest gradient norm; None: no clipping
     mu: float = 0.0  #: FedProx's proximal weight; 0 is FedAvg
+    scaffold: bool = False  #: SCAFFOLD's control variates
     schedule: Schedule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +52,8 @@ class LocalSGD:
             value = getattr(self, name)
             if not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
                 raise FedalignError(f"{name} must be at least 0, not {value}")
+        if self.scaffold and (self.momentum or self.mu or self.clip is not None):
+            raise FedalignError("scaffold corrects plain SGD steps: leave momentum, mu and clip out")
         if self.clip is not None and not (isinstance(self.clip, numbers.Real) and float(self.clip) > 0):
             raise FedalignError(f"clip must be positive (or None for no clipping), not {self.clip}")
 

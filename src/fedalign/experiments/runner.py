@@ -172,8 +172,7 @@ class _Saver:
         mark = self._prepared.stores[i].append(done.record)
         self._pending[i] = mark, done
         if self._every is None:
-            sizes = [len(self._prepared.runs[j][2].federation) for j in self._alone()]
-            models = sum(sizes) + len(self._prepared.live) - len(sizes)
+            models = sum(_models_kept(self._prepared.runs[j][2]) for j in self._prepared.live)
             one = done.model[0] if isinstance(done.model, tuple) else done.model
             self._every = max(1, -(-models * one.nbytes // _BYTES_A_ROUND))
         if mark.rounds % self._every == 0 or mark.rounds == self._prepared.experiment.rounds:
@@ -188,8 +187,13 @@ class _Saver:
         mark, done = self._pending.pop(i)
         self._prepared.stores[i].checkpoint(mark, state_of(done))
 
-    def _alone(self) -> list[int]:
-        return [i for i in self._prepared.live if isinstance(self._prepared.runs[i][2].rule, Alone)]
+
+def _models_kept(spec: RunSpec) -> int:
+    """Count the models' worth of numbers in a run's checkpoint."""
+    clients = len(spec.federation)
+    if isinstance(spec.rule, Alone):
+        return clients
+    return 1 + (clients + 1 if spec.local.scaffold else 0) + (2 if spec.server is not None else 0)
 
 
 def _client_rows(spec: RunSpec, result: SimulationResult) -> list[dict[str, Any]]:

@@ -21,9 +21,10 @@ from fedalign.losses import PerSampleLoss, cross_entropy
 from fedalign.participation import Full, Participation
 from fedalign.protocol import Plan, RoundDone, alone, federated, warmup_rounds
 from fedalign.randomness import Purpose, hashed
-from fedalign.rules import Align, Measure, PriorityOnly, Rule, Split
+from fedalign.rules import Align, AutoAlign, Measure, PriorityOnly, Rule, Split
 from fedalign.server import Partial, ServerOptimizer
 from fedalign.simulation.checks import check_model, check_repeatable
+from fedalign.simulation.controls import Controls
 from fedalign.simulation.driver import Driver, Event, LiveRun
 from fedalign.simulation.engine_batched import BatchedEngine
 from fedalign.simulation.engine_reference import ReferenceEngine
@@ -272,6 +273,8 @@ def _plan(spec: RunSpec) -> Plan:
     match_on: Split = rule.match_on or ("heldout" if fed.has_heldout else "train")
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
+    if spec.local.scaffold and (isinstance(rule, AutoAlign) or rule.needs_updates):
+        raise FedalignError(f"SCAFFOLD does not go with {type(rule).__name__}: it needs to know whose update counts")
     warmup = warmup_rounds(spec.warmup, spec.rounds)
     work = tuple(spec.local.samples_for(len(client.train)) for client in fed.clients)
     return Plan(
@@ -324,15 +327,23 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
         if Layout(module).shapes != layout.shapes:
             raise FedalignError("runs that are simulated together must have models of one shape")
         state = layout.flatten(module).to(device)
+    controls: Controls | None = None
+    local = spec.local
     if isinstance(spec.rule, Alone):
+        local = dataclasses.replace(local, scaffold=False)  # alone, there is nothing to correct towards
         models = list(state) if state.dim() == 2 else [state] * len(spec.federation)
         run = alone(plan, models, spec.start)
     else:
         if plan.server is not None and layout.trainable_size < layout.size:
             plan = dataclasses.replace(plan, server=Partial(plan.server, layout.trainable_size))
         first, *memory = list(state) if state.dim() == 2 else [state]
+        if local.scaffold:
+            here = len(memory) - len(spec.federation) - 1  # the control variates come last
+            kept = torch.stack(memory[here:]) if memory else None
+            controls = Controls(len(spec.federation), layout, device, kept)
+            memory = memory[:here] if memory else []
         run = federated(plan, first, spec.start, tuple(memory))
-    return LiveRun(run, spec.federation, spec.local, spec.seed, spec.rounds)
+    return LiveRun(run, spec.federation, local, spec.seed, spec.rounds, controls=controls)
 
 
 def _result(run: LiveRun, template: nn.Module, layout: Layout, clients: tuple[Measure | None, ...]) -> SimulationResult:

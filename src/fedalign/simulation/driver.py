@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from fedalign.protocol import (
     Update,
 )
 from fedalign.rules import Measure, Similarity
+from fedalign.simulation.controls import Controls
 from fedalign.simulation.jobs import Engine, EvalJob, Trained, TrainJob
 
 _ROUNDING = 1e-9  # of weights that sum to 1
@@ -49,11 +50,34 @@ class LiveRun:
     round: int = 0
     received: dict[int, torch.Tensor] = field(default_factory=dict)  # the model each invited client has
     kept: dict[int, Trained] = field(default_factory=dict)  # updates that a rule wanted to see
+    controls: Controls | None = None  # SCAFFOLD's
 
     def job(self, k: int) -> TrainJob:
         """Describe client k's local work in this round."""
-        rows = self.federation.clients[k].train
-        return TrainJob(self.received[k], self.federation.pool, rows, self.local, self.seed, self.round, self.rounds, k)
+        return TrainJob(
+            model=self.received[k],
+            pool=self.federation.pool,
+            rows=self.federation.clients[k].train,
+            local=self.local,
+            seed=self.seed,
+            round=self.round,
+            rounds=self.rounds,
+            client=k,
+            correction=self.controls.correction(k) if self.controls is not None else None,
+        )
+
+    def renew_control(self, k: int, trained: torch.Tensor, share: float) -> None:
+        """Renew a client's control variate after its local work (SCAFFOLD)."""
+        if self.controls is not None:
+            steps = self.local.steps_for(len(self.federation.clients[k].train))
+            rates = math.fsum(self.local.rate(self.round, self.rounds, s, steps) for s in range(steps))
+            self.controls.update(k, self.received[k] - trained, rates, share)
+
+    def close_controls(self, mix: Mapping[int, float]) -> None:
+        """Renew the server's control variate after a round (SCAFFOLD)."""
+        if self.controls is not None:
+            clients = self.federation.clients
+            self.controls.close(math.fsum(float(self.federation.p[k]) for k in mix if clients[k].priority))
 
     def in_order(self, clients: Iterable[int]) -> list[int]:
         """Sort clients as the engines finish them, whatever else is trained beside: sums then round alike."""
@@ -119,7 +143,8 @@ class Driver:
         for index, run in enumerate(self.runs):
             if isinstance(run.request, RoundDone):
                 run.records.append(run.request.record)
-                events.append((index, run.request))
+                controls = run.controls.rows() if run.controls is not None else ()
+                events.append((index, replace(run.request, memory=(*run.request.memory, *controls))))
         return events
 
     def _evaluate(self, runs: Sequence[LiveRun]) -> None:
@@ -180,6 +205,7 @@ class Driver:
         for i, k, trained in self._trained(asked):
             order.append((i, k))
             flags.append(trained.finite)
+            asked[i][0].renew_control(k, trained.model, asked[i][1][0].get(k, 0.0))
             for m, mix in enumerate(asked[i][1]):
                 if k in mix:
                     _add(sums[i], m, trained.model * mix[k])
@@ -189,8 +215,9 @@ class Driver:
                 if abs(rest) > _ROUNDING:  # what the weights lack to 1 is the weight of the model that was sent out
                     _add(sums[i], m, next(iter(run.received.values())) * rest)
         bad = [place for place, ok in zip(order, _flags(flags), strict=True) if not ok]
-        for i, (run, _) in enumerate(asked):
+        for i, (run, mixes) in enumerate(asked):
             run.kept = {}
+            run.close_controls(mixes[0])
             run.advance(Combined(tuple(sums[i]), tuple(sorted(k for at, k in bad if at == i))))
 
     def _trained(

@@ -67,6 +67,11 @@ class ReferenceEngine:
                 distance = sum((p - p0).square().sum() for p, p0 in zip(parameters, start, strict=True))
                 objective = objective + local.mu / 2 * distance
             objective.backward()  # type: ignore[no-untyped-call]
+            if job.correction is not None:
+                pieces = torch.split(job.correction, [p.numel() for p in parameters])
+                for p, piece in zip(parameters, pieces, strict=True):
+                    if p.grad is not None:
+                        p.grad += piece.view_as(p)
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
             optimizer.step()

@@ -111,6 +111,7 @@ class FunctionalStepper:
         named = {name: t.clone() for name, t in self._layout.unflatten(models).items()}
         trainable = self._layout.names[: self._layout.trainable]
         sgd = StackedSGD(jobs[0].local, [named[name] for name in trainable])
+        sgd.correct(jobs)
         self._module.train()
         for step in steps(jobs, self._data):
             n = len(step.x)
@@ -141,6 +142,7 @@ class FunctionalStepper:
         module.train()
         parameters = [p for p in module.parameters() if p.requires_grad]
         sgd = StackedSGD(jobs[0].local, [p.detach().unsqueeze(0) for p in parameters])
+        sgd.correct(jobs)
         for step in steps(jobs, self._data):
             gradients = self._one_gradient(module, parameters, step)
             sgd.step([g.unsqueeze(0) for g in gradients], step.rate)

@@ -78,7 +78,12 @@ class StepGraph:
             self._step(self.tensors, self._sgd, steps, k)
 
     def run(
-        self, start: Sequence[torch.Tensor], rows: torch.Tensor, weights: torch.Tensor, rates: torch.Tensor
+        self,
+        start: Sequence[torch.Tensor],
+        jobs: Sequence[TrainJob],
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        rates: torch.Tensor,
     ) -> None:
         """Train from ``start`` through all steps of the tables (steps × clients × …); results are in ``tensors``."""
         clients = len(start[0])
@@ -86,6 +91,7 @@ class StepGraph:
             mine[:clients].copy_(given)
             mine[clients:].zero_()
         self._sgd.reset()
+        self._sgd.correct(jobs)
         for first in range(0, len(rows), self.steps):
             part = slice(first, first + self.steps)
             for buffer, table in ((self._rows, rows), (self._weights, weights), (self._rates, rates)):
@@ -138,7 +144,7 @@ class GraphCache:
                 stacklevel=2,
             )
             return None
-        graph.run(list(self._layout.unflatten(models).values()), rows, weights, rates)
+        graph.run(list(self._layout.unflatten(models).values()), jobs, rows, weights, rates)
         return self._layout.join([t[: len(jobs)] for t in graph.tensors])
 
     def _graph_for(self, local: LocalSGD, jobs: int, steps: int, width: int) -> StepGraph:
@@ -146,7 +152,7 @@ class GraphCache:
         fit = max(1, _BYTES // (4 * clients * width * self._data.features))
         parts = -(-steps // min(steps, fit))
         size = (-(-steps // parts), clients, width)
-        key = (*size, local.momentum, local.weight_decay, local.clip, local.mu)
+        key = (*size, local.momentum, local.weight_decay, local.clip, local.mu, local.scaffold)
         graph = self._graphs.pop(key, None)
         if graph is None:
             graph = StepGraph(self._step, self._layout, local, self._data, size, self._pool)

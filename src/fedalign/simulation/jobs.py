@@ -36,6 +36,7 @@ class TrainJob:
     round: int
     rounds: int
     client: int
+    correction: torch.Tensor | None = None  # SCAFFOLD's c − c_k, of the trainable part's length
 
     @property
     def steps(self) -> int:

@@ -80,6 +80,7 @@ class LayeredStepper:
         weights = self._weights(models, copy=True)
         tensors = [t for pair in weights for t in pair if t is not None]
         sgd = StackedSGD(local, tensors)
+        sgd.correct(jobs)
         for step in steps(jobs, self._data):
             n = len(step.x)
             active = [(w[:n], b[:n] if b is not None else None) for w, b in weights]
