@@ -118,8 +118,8 @@ def results(incentive=None, **arms):
     ("fedalign", "verdict"),
     [
         ([0.8] * 5, "reproduced"),
-        ([0.705] * 5, "not reproduced: not above `priority`"),  # half a point is no difference
-        ([0.5] * 5, "not reproduced: not above `priority` nor `all`"),
+        ([0.705] * 5, "not reproduced: less than a point above `priority`"),
+        ([0.5] * 5, "not reproduced: not above `priority`, not above `all`"),
         ([0.9, 0.9, 0.9, 0.69, 0.69], "depends on the seed: above `priority` in 3 of 5 seeds"),
         ([0.8, 0.8, 0.8, 0.8, 0.69], "reproduced"),
     ],
@@ -133,7 +133,17 @@ def test_verdicts(fedalign, verdict):
 def test_other_verdicts():
     below = results(priority=[0.7] * 5, all=[0.6] * 5)
     assert judge("all below", below).verdict == "reproduced"
-    assert judge("all below", results(priority=[0.7] * 5, all=[0.7] * 5)).verdict == "not reproduced"
+    equal = results(priority=[0.7] * 5, all=[0.7] * 5)
+    assert judge("all below", equal).verdict == "not reproduced: not above `all`"
+    rounds = results(fedalign=[0.7] * 5, priority=[0.7] * 5)
+    for mine, verdict in (
+        ([10, 20, 30, 40, None], "reproduced"),
+        ([10, 20, 30, None, None], "depends on the seed: sooner in 3 of 5 seeds"),
+        ([60, 60, 30, None, None], "not reproduced: sooner in 1 of 5 seeds"),
+    ):
+        rounds["arms"]["fedalign"]["rounds_to_priority"] = mine
+        rounds["arms"]["priority"]["rounds_to_priority"] = [50] * 5
+        assert judge("faster", rounds).verdict == verdict
     gain = {"fedalign": {"shared": 0.8, "own": 0.7, "better_off": 40, "free": 58}}
     assert judge("better off", results(gain)).verdict == "reproduced"
     gain["fedalign"]["better_off"] = 20

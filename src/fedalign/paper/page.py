@@ -22,6 +22,9 @@ reaches the final accuracy of `priority` in the same seed; in brackets, in how m
 """
 
 
+_WORDS = ("reproduced", "depends on the seed", "not reproduced", "not measured")
+
+
 def write_page(results: Mapping[str, Mapping[str, Any]], source: Path, page: Path) -> list[Path]:
     """Write the page and its pictures beside it; give the files."""
     known = [name for figure in FIGURES.values() for name in figure.experiments]
@@ -51,6 +54,10 @@ def _claims(results: Mapping[str, Mapping[str, Any]]) -> str:
         for claim in figure.claims:
             for name in claim.experiments:
                 lines.append(f"| {figure.number} | {claim.text}: {_judged(claim, name, results.get(name))} |")
+    judged = [line.split("|")[4] for line in lines[3:] if "not run yet" not in line]
+    counted = {word: sum(cell.strip(" *").startswith(word) for cell in judged) for word in _WORDS}
+    in_short = ", ".join(f"{count} {word}" for word, count in counted.items())
+    lines.insert(1, f"With held-out matching, of {len(judged)} claims about an experiment: {in_short}.\n")
     return "\n".join([*lines, ""])
 
 

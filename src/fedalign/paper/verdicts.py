@@ -25,6 +25,8 @@ def judge(comparison: Comparison, results: Mapping[str, Any], arm: str = "fedali
     if comparison == "all below":
         text = f"`all` {_final(arms['all'])}, `priority` {_final(arms['priority'])}"
         return Verdict(text, _verdict([("priority", arms["priority"], "all", arms["all"])]))
+    if comparison == "faster":
+        return _faster(arms, arm)
     if comparison == "better off":
         return _incentive(results["incentive"].get(arm))
     seeds = len(results["seeds"])
@@ -40,6 +42,18 @@ def rounds_to_priority(figures: Mapping[str, Any], seeds: int) -> str:
     """Say how many rounds an arm took to reach the final accuracy of `priority`, and in how many seeds it did."""
     reached = [r for r in figures["rounds_to_priority"] if r is not None]
     return f"{sum(reached) / len(reached):.0f} ({len(reached)}/{seeds})" if reached else f"never (0/{seeds})"
+
+
+def _faster(arms: Mapping[str, Any], arm: str) -> Verdict:
+    """Compare the rounds until the final accuracy of `priority` is reached, seed by seed."""
+    pairs = list(zip(arms[arm]["rounds_to_priority"], arms["priority"]["rounds_to_priority"], strict=True))
+    wins = sum(mine is not None and (theirs is None or mine < theirs) for mine, theirs in pairs)
+    text = ", ".join(f"`{a}` {rounds_to_priority(arms[a], len(pairs))}" for a in (arm, "priority"))
+    where = f"sooner in {wins} of {len(pairs)} seeds"
+    if wins >= 0.8 * len(pairs):
+        return Verdict(f"rounds to `priority`: {text}", "reproduced")
+    verdict = "depends on the seed" if wins >= 0.5 * len(pairs) else "not reproduced"
+    return Verdict(f"rounds to `priority`: {text}", f"{verdict}: {where}")
 
 
 def _incentive(gain: Mapping[str, Any] | None) -> Verdict:
@@ -67,10 +81,11 @@ def _verdict(pairs: Sequence[tuple[str, Mapping[str, Any], str, Mapping[str, Any
         if not differences:
             return "not measured"
         wins = sum(d > 0 for d in differences)
-        if sum(differences) / len(differences) < MARGIN:
-            below.append(f"`{name}`")
+        mean = sum(differences) / len(differences)
+        if mean < MARGIN:
+            below.append(f"{'less than a point' if mean > 0 else 'not'} above `{name}`")
         elif wins < 0.8 * len(differences):
             unsure.append(f"above `{name}` in {wins} of {len(differences)} seeds")
     if below:
-        return f"not reproduced: not above {' nor '.join(below)}" if pairs[0][0] != "priority" else "not reproduced"
+        return f"not reproduced: {', '.join(below)}"
     return f"depends on the seed: {', '.join(unsure)}" if unsure else "reproduced"
