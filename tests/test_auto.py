@@ -127,6 +127,19 @@ def test_candidates_are_nested_and_distinct(losses, centre):
     assert all(a < b for a, b in itertools.pairwise(sets))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [([], "gave no candidate"), ([fa.Candidate(None, (1,))], "names client 1, which offered nothing")],
+)
+def test_candidates_are_checked(given, message):
+    class Odd(fa.Everyone):
+        def candidates(self, own, broadcast):
+            return given
+
+    with pytest.raises(fa.FedalignError, match=f"Odd {message}"):
+        play(Odd())
+
+
 def test_ladders_are_checked():
     for bad in ((), (-0.1, 1), (math.nan,)):
         with pytest.raises(fa.FedalignError, match="ladder"):

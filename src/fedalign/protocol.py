@@ -322,6 +322,10 @@ def _choose(
 ) -> Generator[Request, Any, _Choice]:
     """Average every candidate's clients; of several, take the one with the lowest loss on the judges' data."""
     roster = plan.roster
+    strangers = [k for one in candidates for k in one.clients if k not in sent or roster.priority[k]]
+    if not candidates or strangers:
+        what = f"names client {strangers[0]}, which offered nothing" if strangers else "gave no candidate"
+        raise FedalignError(f"{type(plan.rule).__name__} {what}; candidates are sets of the free clients that offer")
     priority = [k for k in sent if roster.priority[k]]
     shares = [_shares(roster, presence, sorted([*priority, *one.clients]), one) for one in candidates]
     mixes = tuple(
