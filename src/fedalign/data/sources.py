@@ -189,9 +189,10 @@ def _read_cifar10(source: Source, folder: Path) -> Splits:
     for batch in _BATCHES:
         content, path, binary = _cifar10_batch(folder, batch)
         x, y = (parse_binary if binary else parse_python)(content, path)
-        records = np.concatenate([y[:, None], x.reshape(len(y), -1)], axis=1).tobytes()
+        if not binary:
+            content = np.concatenate([y[:, None], x.reshape(len(y), -1)], axis=1).tobytes()
         wanted = source.md5.get(batch)
-        if wanted is not None and hashlib.md5(records, usedforsecurity=False).hexdigest() != wanted:
+        if wanted is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != wanted:
             raise FedalignError(f"{path} does not hold the official content of {batch}; delete it and get it again")
         parts.append((x, y))
     return Splits(np.concatenate([x for x, _ in parts[:-1]]), np.concatenate([y for _, y in parts[:-1]]), *parts[-1])

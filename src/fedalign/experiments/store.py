@@ -177,4 +177,4 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _digest(state: torch.Tensor) -> str:
-    return hashlib.sha256(state.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(state.numpy().data).hexdigest()  # no copy: a state may be hundreds of megabytes

@@ -177,6 +177,9 @@ class Driver:
         updates = {
             where: Update(trained.model, None, ok) for (where, trained), ok in zip(done.items(), finite, strict=True)
         }
+        for run, request in asked:
+            if request.broadcast is None:
+                run.received = {}  # its models are not needed again
         for i, (run, request) in enumerate(asked):
             run.advance([updates.get((i, k)) or _answer(request, own.get((i, k))) for _, k in request.jobs])
 
