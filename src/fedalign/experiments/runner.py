@@ -127,6 +127,8 @@ def execute(
                         on_round(arm, seed, event.record)
                     else:
                         prepared.stores[i].mark_diverged(event)
+                    del event  # it may hold many models
+                del events
         finally:
             saver.flush()
         for i, result in zip(prepared.live, prepared.simulation.results(), strict=True):
