@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import torch
 from hypothesis import settings
 
 import fedalign as fa
+from fedalign.experiments.store import RunStore
 
 settings.register_profile("fedalign", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("fedalign")
@@ -51,3 +53,18 @@ def flat(module: torch.nn.Module) -> torch.Tensor:
 def _own_folder(tmp_path, monkeypatch):
     """Run every test in an empty folder, so that nothing is written into the checkout."""
     monkeypatch.chdir(tmp_path)
+
+
+@contextlib.contextmanager
+def interrupted_before(monkeypatch, round):
+    """Interrupt a run, as Ctrl-C does, when it is about to store a round."""
+    append = RunStore.append
+
+    def stop(self, record):
+        if record.round == round:
+            raise KeyboardInterrupt
+        return append(self, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "append", stop)
+        yield

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import fedalign as fa
 from fedalign.history import RoundRecord
+from fedalign.messages import Combine, Combined, Declined, Evaluate, RoundDone, Train, Update
 from fedalign.participation import Full
-from fedalign.protocol import Combine, Combined, Declined, Evaluate, Plan, RoundDone, Train, Update, federated
+from fedalign.protocol import Plan, federated
 from fedalign.roster import Roster
 from fedalign.rules import AutoAlign, Broadcast, Measure
 

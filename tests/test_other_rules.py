@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
+from conftest import blobs, interrupted_before
 from torch import nn
 
 import fedalign as fa
@@ -188,20 +188,10 @@ def test_statistics_are_averaged_not_optimised():
 
 
 def test_a_servers_memory_survives_an_interruption(tmp_path, monkeypatch):
-    from fedalign.experiments.store import RunStore
-
     settings = ["run", "synth-low", "--arms", "all,gradient", "--seeds", "1", "--rounds", "8", "--quiet"]
     settings += ["--set", "server.kind=fedadam", "--set", "server.lr=0.05", "--set", "data.samples=40"]
     assert main([*settings, "--out", str(tmp_path / "whole")]) == 0
-    append = RunStore.append
-
-    def stop(self, record):
-        if record.round == 5:
-            raise KeyboardInterrupt
-        return append(self, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "append", stop)
+    with interrupted_before(monkeypatch, round=5):
         assert main([*settings, "--out", str(tmp_path / "cut")]) == 130
     assert main([*settings, "--out", str(tmp_path / "cut"), "--resume"]) == 0
     for arm in ("all", "gradient"):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import interrupted_before
 
 from fedalign.cli import main
 from fedalign.errors import FedalignError
@@ -41,18 +42,8 @@ def test_a_figure_from_runs(figure_two, capsys):
 
 
 def test_a_figure_goes_on_where_it_was_broken_off(figure_two, tmp_path, monkeypatch):
-    from fedalign.experiments.store import RunStore
-
-    append = RunStore.append
-
-    def stop(self, record):
-        if record.round == 2:
-            raise KeyboardInterrupt
-        return append(self, record)
-
     command = ("paper", "--figures", "2", "--rounds", 4, "--seeds", 2, "--quiet", "--out", tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "append", stop)
+    with interrupted_before(monkeypatch, round=2):
         assert run(*command) == 130
     assert run(*command) == 0
     for name in FIGURES[2].experiments:

@@ -10,22 +10,9 @@ import numpy as np
 import pytest
 
 from fedalign import Align, DivergedError, Everyone, FedalignError, Full, Measure, PriorityOnly, Replacement
+from fedalign.messages import Combine, Combined, Declined, Evaluate, Lost, RoundDone, Train, Update
 from fedalign.participation import Participation, Presence
-from fedalign.protocol import (
-    Combine,
-    Combined,
-    Declined,
-    Evaluate,
-    Lost,
-    Plan,
-    RoundDone,
-    Train,
-    Update,
-    alone,
-    federated,
-    mean,
-    warmup_rounds,
-)
+from fedalign.protocol import Plan, alone, federated, warmup_rounds
 from fedalign.roster import Roster
 
 ROSTER = Roster(("a", "b", "c", "d", "e"), (True, True, False, False, False), (30, 10, 20, 20, 40))
@@ -37,7 +24,7 @@ def answer(request, losses=LOSS, trained=TRAINED, lost=()):
     if isinstance(request, Evaluate):
         return [None if k in lost else Measure(losses[k], 0.5, 5) for _, k in request.jobs]
     if isinstance(request, Combine):
-        return Combined(tuple(mean([trained[k] for k in mix], list(mix.values())) for mix in request.mixes))
+        return Combined(tuple(sum(trained[k] * weight for k, weight in mix.items()) for mix in request.mixes))
     assert isinstance(request, Train)
     replies = []
     for _, k in request.jobs:

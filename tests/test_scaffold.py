@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
+from conftest import blobs, interrupted_before
 from torch import nn
 
 import fedalign as fa
@@ -120,20 +120,10 @@ def test_what_does_not_go_together():
 
 
 def test_the_variates_survive_an_interruption(tmp_path, monkeypatch):
-    from fedalign.experiments.store import RunStore
-
     settings = ["run", "synth-low", "--arms", "all,fedalign,local", "--seeds", "1", "--rounds", "8", "--quiet"]
     settings += ["--set", "local.scaffold=true", "--set", "server.kind=fedavgm", "--set", "data.samples=40"]
     assert main([*settings, "--out", str(tmp_path / "whole")]) == 0
-    append = RunStore.append
-
-    def stop(self, record):
-        if record.round == 5:
-            raise KeyboardInterrupt
-        return append(self, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "append", stop)
+    with interrupted_before(monkeypatch, round=5):
         assert main([*settings, "--out", str(tmp_path / "cut")]) == 130
     assert main([*settings, "--out", str(tmp_path / "cut"), "--resume"]) == 0
     for arm in ("all", "fedalign", "local"):

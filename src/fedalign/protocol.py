@@ -1,7 +1,7 @@
 """One round of prioritized federated learning after another, as a generator that does no I/O.
 
-It yields requests and is sent replies; whoever drives it (the simulator, a Flower server) does the work. So this
-module reads like the algorithm (Ravi and Shomorony, 2023), and ten lines of made-up replies test it::
+It yields requests and is sent replies (``messages.py``); whoever drives it (the simulator, a Flower server) does the
+work. So this module reads like the algorithm (Ravi and Shomorony, 2023), and ten lines of made-up replies test it::
 
     Evaluate  -> one Measure (or None: lost) per job
     Train     -> one Update, Declined or Lost per job
@@ -22,107 +22,26 @@ from typing import Any
 
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.history import ClientRound, Decision, History, RoundRecord, Tried
+from fedalign.messages import (
+    Combine,
+    Compare,
+    Declined,
+    Evaluate,
+    Job,
+    Lost,
+    Model,
+    Reply,
+    Request,
+    Result,
+    RoundDone,
+    Run,
+    Train,
+    Update,
+)
 from fedalign.participation import Full, Participation, Presence
 from fedalign.roster import Roster
 from fedalign.rules import Broadcast, Candidate, Measure, Rule, Split
 from fedalign.server import ServerOptimizer
-
-Model = Any
-Job = tuple[Model, int]  # a model and the client that is to work with it
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Measure models on clients' data."""
-
-    jobs: tuple[Job, ...]
-    split: Split
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train at clients. A free client first measures the model itself and asks ``rule.offers``."""
-
-    jobs: tuple[Job, ...]
-    round: int
-    broadcast: Broadcast | None = None  # None: everybody trains, nobody is asked
-    rule: Rule | None = None
-    split: Split = "heldout"
-
-
-@dataclass(frozen=True)
-class Compare:
-    """Compare the updates ``w_k − w`` of clients that sent one in the last ``Train`` with a mean of some of them."""
-
-    reference: Mapping[int, float]
-    clients: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Combine:
-    """Average the updates of the last ``Train``: one model for each mix, which gives its clients' weights.
-
-    What a mix's weights lack to 1 is the weight of the model that was sent out. A simulation trains clients only now,
-    and adds each model up when it is ready: it never holds them all.
-    """
-
-    mixes: tuple[Mapping[int, float], ...]
-
-
-@dataclass(frozen=True)
-class Combined:
-    """The mixes' models, and the clients whose trained weights are not finite."""
-
-    models: tuple[Model, ...]
-    not_finite: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class RoundDone:
-    """A round is over; ``model`` is what the next one starts from (the `local` run has one model per client)."""
-
-    record: RoundRecord
-    model: Model
-    memory: tuple[Model, ...] = ()  # of the server's optimiser
-
-
-@dataclass(frozen=True)
-class Update:
-    """A client sends an update. ``own`` is its measure of the model it received (free clients only).
-
-    ``model`` is there where nobody aggregates (``Train`` without a broadcast); else ``Combine`` asks for the mean.
-    """
-
-    model: Model | None = None
-    own: Measure | None = None
-    finite: bool = True
-
-
-@dataclass(frozen=True)
-class Declined:
-    """A free client decided not to take part: it trained nothing and sends no weights."""
-
-    own: Measure
-
-
-@dataclass(frozen=True)
-class Lost:
-    """No answer came."""
-
-    reason: str
-
-
-Reply = Update | Declined | Lost
-Request = Evaluate | Train | Compare | Combine | RoundDone
-Run = Generator[Request, Any, "Result"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """The end of a run: the final model and everything that happened."""
-
-    model: Model
-    history: History
 
 
 @dataclass(frozen=True)
@@ -199,18 +118,6 @@ def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
         yield RoundDone(record, tuple(models))
         history.rounds.append(record)
     return Result(tuple(models), history)
-
-
-def mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
-    """Average models with weights that sum to 1, in the order given: for drivers that have them all at hand.
-
-    >>> mean([1.0, 4.0], [0.75, 0.25])
-    1.75
-    """
-    total = models[0] * weights[0]
-    for model, weight in zip(models[1:], weights[1:], strict=True):
-        total += model * weight
-    return total
 
 
 def _round(
@@ -322,7 +229,8 @@ def _choose(
 ) -> Generator[Request, Any, _Choice]:
     """Average every candidate's clients; of several, take the one with the lowest loss on the judges' data."""
     roster = plan.roster
-    strangers = [k for one in candidates for k in one.clients if k not in sent or roster.priority[k]]
+    offering = {k for k in sent if not roster.priority[k]}
+    strangers = [k for one in candidates for k in one.clients if k not in offering]
     if not candidates or strangers:
         what = f"names client {strangers[0]}, which offered nothing" if strangers else "gave no candidate"
         raise FedalignError(f"{type(plan.rule).__name__} {what}; candidates are sets of the free clients that offer")

@@ -20,7 +20,7 @@ from fedalign.experiments.config import Experiment
 from fedalign.experiments.store import Checkpoint, Mark, RunStore, write_atomically
 from fedalign.experiments.summary import incentive, summarise
 from fedalign.history import History, RoundRecord
-from fedalign.protocol import RoundDone
+from fedalign.messages import RoundDone
 from fedalign.simulation.api import Alone, RunSpec, Simulation, SimulationResult, resolve_device, state_of
 from fedalign.simulation.on_ray import RaySimulation
 

@@ -18,8 +18,9 @@ from fedalign.federation import Federation
 from fedalign.history import History
 from fedalign.local import LocalSGD
 from fedalign.losses import PerSampleLoss, cross_entropy
+from fedalign.messages import RoundDone
 from fedalign.participation import Full, Participation
-from fedalign.protocol import Plan, RoundDone, alone, federated, warmup_rounds
+from fedalign.protocol import Plan, alone, federated, warmup_rounds
 from fedalign.randomness import Purpose, hashed
 from fedalign.rules import Align, AutoAlign, Measure, PriorityOnly, Rule, Split
 from fedalign.server import Partial, ServerOptimizer

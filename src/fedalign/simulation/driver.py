@@ -13,7 +13,7 @@ from fedalign.errors import DivergedError
 from fedalign.federation import Federation
 from fedalign.history import RoundRecord
 from fedalign.local import LocalSGD
-from fedalign.protocol import (
+from fedalign.messages import (
     Combine,
     Combined,
     Compare,

@@ -82,7 +82,7 @@ class FunctionalStepper:
                 self._module.train()
                 self._gradient(parameters, named, x, y, weights)
                 self.forward(two, x)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError) as error:
             lines = str(error).strip().splitlines()
             return lines[0] if lines else type(error).__name__
         return None

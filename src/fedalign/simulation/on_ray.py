@@ -15,7 +15,7 @@ from torch import nn
 
 from fedalign.errors import FedalignError
 from fedalign.losses import PerSampleLoss, cross_entropy
-from fedalign.protocol import RoundDone
+from fedalign.messages import RoundDone
 from fedalign.simulation.api import ModelFactory, RunSpec, Simulation, SimulationResult
 from fedalign.simulation.driver import Event
 
