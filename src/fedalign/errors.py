@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -20,6 +20,16 @@ class DivergedError(RuntimeError):
         super().__init__(message)
         self.round = round
         self.clients = clients
+
+    @classmethod
+    def at(cls, round: int, names: Sequence[str], what: str) -> DivergedError:
+        """Say in which round, at which clients, what went wrong, and what may help."""
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return cls(
+            f"training diverged in round {round} at client(s) {shown}: {what}; try a smaller lr, or clip",
+            round,
+            tuple(names),
+        )
 
     def __reduce__(self) -> tuple[type[DivergedError], tuple[str, int, tuple[str, ...]]]:
         return DivergedError, (str(self), self.round, self.clients)  # it travels between processes

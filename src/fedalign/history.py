@@ -46,13 +46,30 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """How FedAvg on the priority clients, kept beside a rule's choices, stands after a round.
+
+    ``apart``: it is a model of its own, with ``loss`` and ``accuracy`` on held-out data. ``deficit``: by how much the
+    choices are behind it, smoothed. ``rest``: for how many more rounds free clients rest, after so many ``setbacks``.
+    """
+
+    apart: bool = False
+    loss: float | None = None
+    accuracy: float | None = None
+    deficit: float = 0.0
+    rest: int = 0
+    setbacks: int = 0
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One round.
 
     ``global_*`` are F(w) and its accuracy for the model that was broadcast; ``test_*`` and ``train_loss`` (the priority
     clients' loss on their training data) are of the aggregate. ``skipped`` says why nothing was aggregated, if so.
     ``models_down`` and ``models_up`` count models sent to and by clients, ``samples`` the samples that clients trained
-    on, passes included. ``tried`` are the candidates of a rule that lets the priority clients choose.
+    on, passes included. ``tried`` are the candidates of a rule that lets the priority clients choose,
+    ``fallback`` is their way back from such choices.
     """
 
     round: int
@@ -69,6 +86,7 @@ class RoundRecord:
     clients: tuple[ClientRound, ...]
     samples: int = 0
     tried: tuple[Tried, ...] = ()
+    fallback: Fallback | None = None
 
     @property
     def admitted(self) -> int:
@@ -90,6 +108,7 @@ class RoundRecord:
             part["epsilon"] = math.inf if part["epsilon"] == "inf" else part["epsilon"]
         row["clients"] = tuple(ClientRound(**client) for client in row["clients"])
         row["tried"] = tuple(Tried(**tried) for tried in row.get("tried", ()))
+        row["fallback"] = Fallback(**row["fallback"]) if row.get("fallback") else None
         return cls(**row)
 
 

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fedalign.choice import Choice, choose
 from fedalign.errors import DivergedError, FedalignError
-from fedalign.history import ClientRound, Decision, History, RoundRecord, Tried
+from fedalign.fallback import Branch, go_on_alone, judge, measure
+from fedalign.history import ClientRound, Decision, Fallback, History, RoundRecord
 from fedalign.messages import (
-    Combine,
     Compare,
     Declined,
     Evaluate,
@@ -40,8 +41,9 @@ from fedalign.messages import (
 )
 from fedalign.participation import Full, Participation, Presence
 from fedalign.roster import Roster
-from fedalign.rules import Broadcast, Candidate, Measure, Rule, Split
+from fedalign.rules import Broadcast, Measure, Rule, Split
 from fedalign.server import ServerOptimizer
+from fedalign.shares import shares_of, weighted
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,29 @@ class Plan:
     work: tuple[int, ...] = ()  #: the samples, passes included, that each client trains on in a round; for the record
 
 
+@dataclass(frozen=True)
+class _State:
+    """What a round leaves to the next: the model, and the priority clients' own where the rule keeps a way back."""
+
+    now: Branch
+    alone: Branch | None = None
+    fallback: Fallback = Fallback()
+
+    @property
+    def memory(self) -> tuple[Model, ...]:
+        """What is stored beside the model."""
+        return self.now.memory if self.alone is None else (*self.now.memory, self.alone.model, *self.alone.memory)
+
+    @classmethod
+    def restore(cls, model: Model, memory: tuple[Model, ...], last: RoundRecord | None) -> _State:
+        """Read :attr:`memory` back."""
+        fallback = (last.fallback if last is not None else None) or Fallback()
+        if not fallback.apart:
+            return cls(Branch(model, memory), None, fallback)
+        half = len(memory) // 2
+        return cls(Branch(model, memory[:half]), Branch(memory[half], memory[half + 1 :]), fallback)
+
+
 def warmup_rounds(warmup: float, rounds: int) -> int:
     """Read a warm-up given as a fraction of the rounds (a float up to 1.0) or as a number of rounds.
 
@@ -77,14 +102,24 @@ def warmup_rounds(warmup: float, rounds: int) -> int:
     return int(warmup)
 
 
-def federated(plan: Plan, model: Model, start: int = 0, memory: tuple[Model, ...] = ()) -> Run:
-    """Run prioritized federated learning from round ``start`` with ``model`` (and the server optimiser's memory)."""
+def federated(
+    plan: Plan,
+    model: Model,
+    start: int = 0,
+    memory: tuple[Model, ...] = (),
+    last: RoundRecord | None = None,
+) -> Run:
+    """Run prioritized federated learning from round ``start`` with ``model``.
+
+    To go on with an earlier run, give the ``memory`` of its last ``RoundDone`` and its ``last`` record.
+    """
     history = History()
+    state = _State.restore(model, memory, last)
     for round in range(start, plan.rounds):
-        model, record, memory = yield from _round(plan, round, model, memory)
-        yield RoundDone(record, model, memory)
+        state, record = yield from _round(plan, round, state)
+        yield RoundDone(record, state.now.model, state.memory)
         history.rounds.append(record)
-    return Result(model, history)
+    return Result(state.now.model, history)
 
 
 def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
@@ -95,10 +130,12 @@ def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
         measures = yield Evaluate(tuple(zip(models, everybody, strict=True)), plan.match_on)
         replies = yield Train(tuple(zip(models, everybody, strict=True)), round)
         own = dict(zip(everybody, measures, strict=True))
-        _stop_if_diverged(roster, round, [k for k, reply in zip(everybody, replies, strict=True) if not reply.finite])
+        bad = [roster.names[k] for k, reply in zip(everybody, replies, strict=True) if not reply.finite]
+        if bad:
+            raise DivergedError.at(round, bad, "the trained weights are not finite")
         models = [reply.model for reply in replies]
         priority = [k for k in everybody if roster.priority[k]]
-        loss, accuracy = _weighted(roster, {k: own[k] for k in priority})
+        loss, accuracy = weighted(roster, {k: own[k] for k in priority})
         scores = yield from _scores(plan, [(models[k], k) for k in priority])
         clients = tuple(
             ClientRound(
@@ -120,14 +157,12 @@ def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
     return Result(tuple(models), history)
 
 
-def _round(
-    plan: Plan, round: int, model: Model, memory: tuple[Model, ...]
-) -> Generator[Request, Any, tuple[Model, RoundRecord, tuple[Model, ...]]]:
-    roster, rule = plan.roster, plan.rule
+def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tuple[_State, RoundRecord]]:
+    roster, rule, model = plan.roster, plan.rule, state.now.model
     presence = plan.participation.draw(round, roster, plan.seed)
     warmup = round < plan.warmup
     epsilon = rule.epsilon_at(round, plan.rounds)
-    invite = rule.invites_free and not warmup
+    invite = rule.invites_free and not warmup and not state.fallback.rest
     priority = [k for k in range(len(roster)) if presence.reachable[k] and roster.priority[k]]
     free = [k for k in range(len(roster)) if presence.reachable[k] and not roster.priority[k] and invite]
 
@@ -138,15 +173,15 @@ def _round(
     skipped: str | None = None
     loss = accuracy = None
     replies: dict[int, Reply] = {}
-    shares: Mapping[int, float] = {}
-    choice: _Choice | None = None
+    choice: Choice | None = None
+    trained_alone: tuple[int, ...] = ()
     if not own:
         skipped = "no priority client answered" if priority else "no priority client was reachable"
     else:
-        loss, accuracy = _weighted(roster, own)
+        loss, accuracy = weighted(roster, own)
         if not math.isfinite(loss):
             bad = [roster.names[k] for k, m in own.items() if not math.isfinite(m.loss)]
-            raise _diverged(round, bad, "the model's loss is not finite")
+            raise DivergedError.at(round, bad, "the model's loss is not finite")
         # Broadcast, the free clients' offers, and local work.
         broadcast = Broadcast(round, loss, accuracy, epsilon)
         invited = sorted([*own, *free])
@@ -158,20 +193,18 @@ def _round(
         if any(roster.priority[k] for k in sent):
             offers = {k: own[k] for k in sent if not roster.priority[k]}
             if rule.needs_updates:
-                reference = _shares(roster, presence, [k for k in sent if roster.priority[k]])
+                reference = shares_of(roster, presence, [k for k in sent if roster.priority[k]])
                 similar = yield Compare(reference, tuple(sent))
                 candidates = rule.compare(offers, similar, broadcast)
             else:
                 candidates = rule.candidates(offers, broadcast)
-            choice = yield from _choose(plan, round, presence, sent, candidates, list(asked))
-            shares, epsilon = choice.shares, choice.epsilon
-            if plan.server is None:
-                model = choice.model
-            else:
-                model, memory = plan.server.step(model, choice.model, memory)
+            choice = yield from choose(rule, candidates, round, roster, presence, sent, asked, plan.match_on)
+            state, choice, trained_alone = yield from _settle(plan, presence, state, choice, asked, broadcast)
+            epsilon = choice.epsilon
             broadcast = replace(broadcast, epsilon=epsilon)
         else:
             skipped = "no priority client sent an update"
+    shares = choice.shares if choice is not None else {}
 
     def record_of(k: int, name: str) -> ClientRound:
         decision, reason = _decision(plan, k, presence, warmup, replies.get(k), k in shares, skipped)
@@ -195,87 +228,56 @@ def _round(
         )
 
     clients = tuple(record_of(k, name) for k, name in enumerate(roster.names))
-    scores = yield from _scores(plan, [(model, k) for k in range(len(roster)) if roster.priority[k]])
+    scores = yield from _scores(plan, [(state.now.model, k) for k in range(len(roster)) if roster.priority[k]])
     sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
-    down = len(replies) + (choice.models_down if choice else 0)
-    samples = sum(plan.work[k] for k in sent) if plan.work else 0
-    tried = choice.tried if choice else ()
     record = RoundRecord(
-        round, epsilon, loss, accuracy, *scores, warmup, skipped, down, len(sent), clients, samples, tried
+        round,
+        epsilon,
+        loss,
+        accuracy,
+        *scores,
+        warmup,
+        skipped,
+        models_down=len(replies) + (choice.models_down if choice else 0) + len(trained_alone),
+        models_up=len(sent) + len(trained_alone),
+        clients=clients,
+        samples=sum(plan.work[k] for k in (*sent, *trained_alone)) if plan.work else 0,
+        tried=choice.tried if choice else (),
+        fallback=state.fallback if state.fallback != Fallback() else None,
     )
-    return model, record, memory
+    return state, record
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The round's new model, its clients' shares, and how it came to be chosen."""
-
-    model: Model
-    shares: Mapping[int, float]
-    epsilon: float | None
-    tried: tuple[Tried, ...] = ()
-    models_down: int = 0  # candidates that priority clients were sent
-    broken: frozenset[int] = frozenset()  # free clients whose weights are not finite
-    reasons: Mapping[int, str] = field(default_factory=dict)
-
-
-def _choose(
-    plan: Plan,
-    round: int,
-    presence: Presence,
-    sent: Sequence[int],
-    candidates: Sequence[Candidate],
-    judges: Sequence[int],
-) -> Generator[Request, Any, _Choice]:
-    """Average every candidate's clients; of several, take the one with the lowest loss on the judges' data."""
-    roster = plan.roster
-    offering = {k for k in sent if not roster.priority[k]}
-    strangers = [k for one in candidates for k in one.clients if k not in offering]
-    if not candidates or strangers:
-        what = f"names client {strangers[0]}, which offered nothing" if strangers else "gave no candidate"
-        raise FedalignError(f"{type(plan.rule).__name__} {what}; candidates are sets of the free clients that offer")
-    priority = [k for k in sent if roster.priority[k]]
-    shares = [_shares(roster, presence, sorted([*priority, *one.clients]), one) for one in candidates]
-    mixes = tuple(
-        {k: share * one.step.get(k, 1.0) for k, share in mine.items()}
-        for mine, one in zip(shares, candidates, strict=True)
+def _settle(
+    plan: Plan, presence: Presence, state: _State, choice: Choice, judges: Sequence[int], broadcast: Broadcast
+) -> Generator[Request, Any, tuple[_State, Choice, tuple[int, ...]]]:
+    """Move to what was chosen, or back to the priority clients' own model; tell who trained that model."""
+    now = state.now.step(choice.model, plan.server)
+    before = replace(state.fallback, rest=max(0, state.fallback.rest - 1))
+    if not plan.rule.fallback or (state.alone is None and choice.alone is None):
+        return _State(now, None, before), choice, ()
+    trained: tuple[int, ...] = ()
+    if state.alone is not None:
+        alone, trained = yield from go_on_alone(
+            state.alone, plan.roster, presence, plan.server, judges, broadcast, plan.match_on
+        )
+    elif choice.alone is not None:  # from here on they differ
+        alone = state.now.step(choice.alone.model, plan.server)
+    taken = plan.server is None  # then candidates are models as they are, and some have been measured
+    known = (
+        choice.measures if taken else None,
+        choice.alone.measures if taken and state.alone is None and choice.alone is not None else None,
     )
-    combined = yield Combine(mixes)
-    broken = frozenset(combined.not_finite)
-    whole = [i for i, mix in enumerate(mixes) if not broken & mix.keys()]
-    if not whole:  # a priority client's weights are not finite, or those of somebody in every candidate
-        _stop_if_diverged(roster, round, sorted(broken))
-    if len(candidates) == 1:
-        return _Choice(combined.models[0], shares[0], candidates[0].epsilon, reasons=candidates[0].reasons)
-    jobs = tuple((combined.models[i], k) for i in whole for k in judges)
-    answers = dict(zip([(i, k) for i in whole for k in judges], (yield Evaluate(jobs, plan.match_on)), strict=True))
-    # A judge that got lost on the way must not favour one candidate: those count that measured all.
-    there = [k for k in judges if all(answers[i, k] is not None for i in whole)]
-    losses = {i: _weighted(roster, {k: answers[i, k] for k in there})[0] if there else math.inf for i in whole}
-    losses = {i: loss if math.isfinite(loss) else math.inf for i, loss in losses.items()}
-    best = min(whole, key=lambda i: (losses[i], len(candidates[i].clients)))
-    tried = tuple(
-        Tried(one.epsilon, len(one.clients), losses[i] if math.isfinite(losses.get(i, math.inf)) else None)
-        for i, one in enumerate(candidates)
-    )
-    taken = candidates[best]
-    return _Choice(combined.models[best], shares[best], taken.epsilon, tried, len(jobs), broken, taken.reasons)
-
-
-def _shares(
-    roster: Roster, presence: Presence, admitted: Sequence[int], candidate: Candidate | None = None
-) -> dict[int, float]:
-    """Give each admitted client its normalised weight: ``p_k``, or ``c_k/K`` for one drawn ``c_k`` times of ``K``."""
-    draws = presence.draws
-    total_draws = sum(draws.values()) if draws else 0
-    weights = {k: draws[k] / total_draws if draws and roster.priority[k] else float(roster.p[k]) for k in admitted}
-    if candidate is not None and (candidate.weight or candidate.scale):
-        # Weights beside the priority clients' 1, of which only those that are here have a part.
-        here = math.fsum(weights[k] for k in admitted if roster.priority[k])
-        weights |= {k: weight * here for k, weight in candidate.weight.items()}
-        weights = {k: weight * candidate.scale.get(k, 1.0) for k, weight in weights.items()}
-    total = math.fsum(weights.values())
-    return {k: weight / total for k, weight in weights.items()}
+    unknown = [branch.model for branch, its in zip((now, alone), known, strict=True) if its is None]
+    found = iter((yield from measure(unknown, judges, plan.match_on)) if unknown else ())
+    measures = [next(found) if its is None else its for its in known]
+    fallback, back = judge(plan.roster, before, *measures)
+    if not back:
+        return _State(now, alone, fallback), choice, trained
+    priority = shares_of(plan.roster, presence, trained or [k for k in choice.shares if plan.roster.priority[k]])
+    why = f"set aside: the priority clients are better off alone, smoothed over rounds ({fallback.setbacks} times now)"
+    choice = replace(choice, model=alone.model, shares=priority, epsilon=0.0, reasons=dict.fromkeys(choice.shares, why))
+    return _State(alone, None, fallback), choice, trained
 
 
 def _decision(
@@ -296,7 +298,9 @@ def _decision(
             return "lost", "did not answer the evaluation"
         if warmup:
             return "absent", "warm-up: priority clients only"
-        return "absent", "not invited by the rule" if not plan.rule.invites_free else (skipped or "not invited")
+        if not plan.rule.invites_free:
+            return "absent", "not invited by the rule"
+        return "absent", skipped or "free clients rest after a setback"
     if isinstance(reply, Lost):
         return "lost", reply.reason
     if isinstance(reply, Declined):
@@ -312,32 +316,8 @@ def _scores(plan: Plan, jobs: list[Job]) -> Generator[Request, Any, tuple[float 
     def measure(split: Split) -> Generator[Request, Any, tuple[float | None, float | None]]:
         measures = yield Evaluate(tuple(jobs), split)
         there = {k: m for (_, k), m in zip(jobs, measures, strict=True) if m is not None and m.samples}
-        return _weighted(plan.roster, there) if there else (None, None)
+        return weighted(plan.roster, there) if there else (None, None)
 
     test_loss, test_accuracy = (yield from measure("test")) if plan.has_test else (None, None)
     train_loss, _ = (yield from measure("train")) if plan.measure_training else (None, None)
     return test_accuracy, test_loss, train_loss
-
-
-def _weighted(roster: Roster, own: dict[int, Measure]) -> tuple[float, float | None]:
-    """Average measures with weights ``p_k`` over the clients that are there."""
-    total = math.fsum(float(roster.p[k]) for k in own)
-    loss = math.fsum(float(roster.p[k]) * m.loss for k, m in own.items()) / total
-    accuracies = [(float(roster.p[k]), m.accuracy) for k, m in own.items() if m.accuracy is not None]
-    if len(accuracies) < len(own):
-        return loss, None
-    return loss, math.fsum(p * a for p, a in accuracies) / total
-
-
-def _stop_if_diverged(roster: Roster, round: int, not_finite: Sequence[int]) -> None:
-    if not_finite:
-        raise _diverged(round, [roster.names[k] for k in not_finite], "the trained weights are not finite")
-
-
-def _diverged(round: int, names: list[str], what: str) -> DivergedError:
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return DivergedError(
-        f"training diverged in round {round} at client(s) {shown}: {what}; try a smaller lr, or clip",
-        round,
-        tuple(names),
-    )

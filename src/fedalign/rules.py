@@ -86,6 +86,7 @@ class Rule(abc.ABC):
     invites_free: ClassVar[bool] = True  #: False: free clients aren't even sent the model
     needs_accuracy: bool = False  #: True: a clear error where the task has no accuracy
     needs_updates: ClassVar[bool] = False  #: True: the rule judges updates (:meth:`compare`), not losses
+    fallback: bool = False  #: True: FedAvg on the priority clients is kept beside, as a way back from bad choices
     match_on: MatchOn | None = None  #: the data F and F_k are measured on; None: held-out where there is any
 
     @abc.abstractmethod
@@ -197,11 +198,15 @@ class Align(Rule):
 
     def admits(self, own: Measure, broadcast: Broadcast) -> bool:
         """Admit if the client is aligned: ``|F_k − F| ≤ ε``, or the same of accuracies."""
-        epsilon = _epsilon(broadcast)
+        slack = 0.0 if self.on == "loss" else _ACCURACY_SLACK
+        return self.gap(own, broadcast) <= _epsilon(broadcast) + slack
+
+    def gap(self, own: Measure, broadcast: Broadcast) -> float:
+        """Give ``|F_k − F|``, or the same of accuracies: the smallest ε that admits a client."""
         if self.on == "loss":
-            return abs(own.loss - broadcast.loss) <= epsilon
+            return abs(own.loss - broadcast.loss)
         mine, theirs = _accuracies(own, broadcast)
-        return abs(mine - theirs) <= epsilon + _ACCURACY_SLACK
+        return abs(mine - theirs)
 
     def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
         """Spell the inequality out."""
@@ -216,36 +221,44 @@ class Align(Rule):
 
 @dataclass(frozen=True)
 class AutoAlign(Rule):
-    """AutoALIGN: FedALIGN whose ε the priority clients choose every round, from a ``ladder``.
+    """AutoALIGN: FedALIGN whose ε the priority clients choose every round.
 
-    Free clients offer with the widest ε. For every ε of the ladder the server averages the clients that FedALIGN would
-    admit; priority clients measure these candidates (equal sets once) on held-out data, and the one with the lowest
-    weighted loss is taken, the smaller set on a tie. With 0 in the ladder, no round's model is worse on that data than
-    FedAvg on the priority clients.
+    Free clients offer with the widest ε. The server averages the sets of clients that FedALIGN would admit with one ε
+    after another: those of a ``ladder``, or, without one, those that admit the best aligned 1, 2, 3, 4, 6, 8, 12, …
+    clients. Priority clients measure these candidates (equal sets once) on held-out data, and the one with the lowest
+    weighted loss is taken, the smaller set on a tie. So no round's choice is worse on that data than FedAvg on the
+    priority clients (if the ladder has 0). ``fallback`` sees to it over many rounds: FedAvg on the priority clients
+    is kept beside, and the run goes back to it where the choices fall behind (see ``fedalign.fallback``).
 
-    >>> rule, F = AutoAlign(ladder=(0, 0.2, 1)), Broadcast(round=0, loss=1.0, epsilon=1)
+    >>> rule, F = AutoAlign(), Broadcast(round=0, loss=1.0, epsilon=math.inf)
     >>> own = {4: Measure(1.1, None, 1), 7: Measure(1.9, None, 1), 9: Measure(0.95, None, 1)}
     >>> [candidate.clients for candidate in rule.candidates(own, F)]
+    [(), (9,), (4, 9), (4, 7, 9)]
+    >>> [candidate.clients for candidate in AutoAlign(ladder=(0, 0.2, 1)).candidates(own, F)]
     [(), (4, 9), (4, 7, 9)]
     """
 
-    ladder: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, math.inf)
+    ladder: tuple[float, ...] | None = None
     on: Literal["loss", "accuracy"] = "loss"
     match_on: MatchOn | None = None
+    fallback: bool = True
     needs_accuracy: bool = field(init=False, repr=False, compare=False)
     _align: Align = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        steps = sorted({float(epsilon) for epsilon in self.ladder})
-        if not steps or any(math.isnan(epsilon) or epsilon < 0 for epsilon in steps):
-            raise FedalignError(f"AutoAlign's ladder must hold at least one ε, none negative, not {self.ladder!r}")
-        object.__setattr__(self, "ladder", tuple(steps))
-        object.__setattr__(self, "_align", Align(steps[-1], self.on, self.match_on))
+        widest = math.inf
+        if self.ladder is not None:
+            steps = sorted({float(epsilon) for epsilon in self.ladder})
+            if not steps or any(math.isnan(epsilon) or epsilon < 0 for epsilon in steps):
+                raise FedalignError(f"AutoAlign's ladder must hold at least one ε, none negative, not {self.ladder!r}")
+            object.__setattr__(self, "ladder", tuple(steps))
+            widest = steps[-1]
+        object.__setattr__(self, "_align", Align(widest, self.on, self.match_on))
         object.__setattr__(self, "needs_accuracy", self.on == "accuracy")
 
     def epsilon_at(self, round: int, rounds: int) -> float:
         """Give the widest ε: with it free clients decide whether to offer."""
-        return self.ladder[-1]
+        return self._align.epsilon_at(round, rounds)
 
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
         """Offer as with FedALIGN."""
@@ -260,13 +273,31 @@ class AutoAlign(Rule):
         return self._align.why(own, broadcast, admitted)
 
     def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
-        """Give one candidate for each distinct set along the ladder, with the smallest ε that gives it."""
+        """Give one candidate for each distinct set, with the smallest ε that gives it."""
         found: dict[tuple[int, ...], Candidate] = {}
-        for epsilon in self.ladder:
+        if self.ladder is None:
+            found[()] = Candidate(0.0, ())
+        for epsilon in self.ladder if self.ladder is not None else self._cuts(own, broadcast):
             narrowed = replace(broadcast, epsilon=epsilon)
             clients = tuple(k for k, mine in own.items() if self.admits(mine, narrowed))
             found.setdefault(clients, Candidate(epsilon, clients))
         return sorted(found.values(), key=lambda candidate: len(candidate.clients))
+
+    def _cuts(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[float]:
+        """Give the ε that admit the best aligned clients, ever more of them."""
+        gaps = sorted(self._align.gap(mine, broadcast) for mine in own.values())
+        return [gaps[size - 1] for size in _sizes(len(gaps))]
+
+
+def _sizes(most: int) -> list[int]:
+    """List set sizes in steps of a third or so: 1, 2, 3, 4, 6, 8, 12, 16, …, and all.
+
+    >>> _sizes(20)
+    [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    """
+    powers = (2**i for i in range(most.bit_length()))
+    steps = sorted({size for power in powers for size in (power, power * 3 // 2)} | {most})
+    return [size for size in steps if 0 < size <= most]
 
 
 def _epsilon(broadcast: Broadcast) -> float:

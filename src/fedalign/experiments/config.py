@@ -123,6 +123,7 @@ class ArmSettings:
     rule: str
     epsilon: int | float | Schedule | None = None
     ladder: list[float] | None = None
+    fallback: bool | None = None
     match: str | None = None
     match_on: str | None = None
     warmup: int | float | None = None
@@ -213,8 +214,9 @@ class Experiment:
         elif rule == "all":
             chosen = Everyone()
         elif rule == "auto":
-            ladder = {"ladder": tuple(own["ladder"])} if "ladder" in own else {}
-            chosen = AutoAlign(on=own.get("match", self.settings["match"]), match_on=match_on, **ladder)
+            ladder = tuple(own["ladder"]) if "ladder" in own else None
+            match = own.get("match", self.settings["match"])
+            chosen = AutoAlign(ladder, match, match_on, own.get("fallback", True))
         elif rule in _OTHERS:
             make, key = _OTHERS[rule]
             chosen = make(match_on=match_on, **({key: own[key]} if key in own else {}))

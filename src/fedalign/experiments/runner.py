@@ -195,7 +195,8 @@ def _models_kept(spec: RunSpec) -> int:
     clients = len(spec.federation)
     if isinstance(spec.rule, Alone):
         return clients
-    return 1 + (clients + 1 if spec.local.scaffold else 0) + (2 if spec.server is not None else 0)
+    branches = 2 if spec.rule.fallback else 1
+    return branches * (3 if spec.server is not None else 1) + (clients + 1 if spec.local.scaffold else 0)
 
 
 def _client_rows(spec: RunSpec, result: SimulationResult) -> list[dict[str, Any]]:
@@ -264,7 +265,7 @@ def _common_points(stores: Sequence[RunStore]) -> tuple[list[Checkpoint | None],
 
 
 def _from(point: Checkpoint | None, spec: RunSpec) -> RunSpec:
-    return spec if point is None else dataclasses.replace(spec, start=point.rounds, state=point.state)
+    return spec if point is None else dataclasses.replace(spec, start=point.rounds, state=point.state, last=point.last)
 
 
 def _open_folder(prepared: Prepared) -> None:

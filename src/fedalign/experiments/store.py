@@ -24,11 +24,15 @@ from fedalign.history import History, RoundRecord
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run can go on: after ``rounds`` rounds, with ``state`` (flat weights), at ``offset`` of the log."""
+    """Where a run can go on: after ``rounds`` rounds, with ``state`` (flat weights), at ``offset`` of the log.
+
+    ``last`` is the record of the round before.
+    """
 
     rounds: int
     offset: int
     state: torch.Tensor
+    last: RoundRecord | None
     path: Path
 
 
@@ -166,7 +170,8 @@ class RunStore:
             before = log.read(offset)
         if len(before) < offset or hashlib.sha256(before).hexdigest() != info["log"]:
             raise ValueError(f"{self.log.name} isn't as it was then")
-        return Checkpoint(rounds, offset, state, path)
+        last = RoundRecord.from_json(before.splitlines()[-1]) if before else None
+        return Checkpoint(rounds, offset, state, last, path)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedalign.errors import DivergedError, FedalignError, nearest
 from fedalign.federation import Federation
-from fedalign.history import History
+from fedalign.history import History, RoundRecord
 from fedalign.local import LocalSGD
 from fedalign.losses import PerSampleLoss, cross_entropy
 from fedalign.messages import RoundDone
@@ -53,6 +53,7 @@ class RunSpec:
     seed: int = 0
     start: int = 0  #: the round to go on from
     state: torch.Tensor | None = None  #: the model to go on from, flat (see :func:`state_of`)
+    last: RoundRecord | None = None  #: the record of the round before
     server: ServerOptimizer | None = None  #: None: the server takes the mean, as FedAvg does
 
 
@@ -343,7 +344,7 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
             kept = torch.stack(memory[here:]) if memory else None
             controls = Controls(len(spec.federation), layout, device, kept)
             memory = memory[:here] if memory else []
-        run = federated(plan, first, spec.start, tuple(memory))
+        run = federated(plan, first, spec.start, tuple(memory), spec.last)
     return LiveRun(run, spec.federation, local, spec.seed, spec.rounds, controls=controls)
 
 

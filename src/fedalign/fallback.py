@@ -1,0 +1,95 @@
+"""The way back: FedAvg on the priority clients, trained beside a rule's choices from where they begin to differ.
+
+In every round the choice is no worse on held-out data than the priority clients' own aggregate of that round. That is
+no promise for the run: admitting noisy clients may lower this round's loss and undo what later rounds would have built
+on. So the priority clients also go on alone, with a model of their own, and both are measured on their held-out data.
+When the choice falls behind (accuracy smoothed over some ten rounds; without classes, loss), the run goes back to their
+model, and free clients rest for a while, each time twice as long as before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedalign.history import Fallback
+from fedalign.messages import Combine, Evaluate, Model, Request, Train, Update
+from fedalign.participation import Presence
+from fedalign.roster import Roster
+from fedalign.rules import Broadcast, Measure, PriorityOnly, Split
+from fedalign.server import ServerOptimizer
+from fedalign.shares import shares_of, weighted
+
+SMOOTHING = 0.1  #: a new round's part in the smoothed deficit
+MARGIN = 0.005  #: the smoothed deficit, in accuracy (or as a part of the loss), that is a setback
+FIRST_REST = 5  #: rounds without free clients after the first setback
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A model, and what the server's optimiser keeps for it."""
+
+    model: Model
+    memory: tuple[Model, ...] = ()
+
+    def step(self, mean: Model, server: ServerOptimizer | None) -> Branch:
+        """Move to a round's mean, as the server does."""
+        return Branch(mean) if server is None else Branch(*server.step(self.model, mean, self.memory))
+
+
+def go_on_alone(
+    branch: Branch,
+    roster: Roster,
+    presence: Presence,
+    server: ServerOptimizer | None,
+    clients: Sequence[int],
+    broadcast: Broadcast,
+    split: Split,
+) -> Generator[Request, Any, tuple[Branch, tuple[int, ...]]]:
+    """Do a round of FedAvg on the priority clients with a model of their own; tell who sent an update.
+
+    Where that fails, the model stays as it is.
+    """
+    jobs = tuple((branch.model, k) for k in clients)
+    replies = yield Train(jobs, broadcast.round, broadcast, PriorityOnly(), split)
+    sent = tuple(k for k, reply in zip(clients, replies, strict=True) if isinstance(reply, Update))
+    if not sent:
+        return branch, ()
+    combined = yield Combine((shares_of(roster, presence, sent),))
+    return (branch if combined.not_finite else branch.step(combined.models[0], server)), sent
+
+
+def measure(models: Sequence[Model], judges: Sequence[int], split: Split) -> Generator[Request, Any, list[Any]]:
+    """Let the judges measure models; one dictionary of measures each."""
+    answers = yield Evaluate(tuple((model, k) for model in models for k in judges), split)
+    found = [dict(zip(judges, answers[i * len(judges) :], strict=False)) for i in range(len(models))]
+    return [{k: m for k, m in one.items() if m is not None} for one in found]
+
+
+def judge(
+    roster: Roster, before: Fallback, chosen: Mapping[int, Measure], alone: Mapping[int, Measure]
+) -> tuple[Fallback, bool]:
+    """Compare both models on the held-out data of those that measured both; tell whether to go back.
+
+    >>> roster, one = Roster(("a",), (True,), (10,)), {0: Measure(1.0, 0.6, 10)}
+    >>> judge(roster, Fallback(apart=True), one, {0: Measure(1.0, 0.7, 10)})[1]
+    True
+    """
+    both = [k for k in chosen if k in alone]
+    if not both:
+        return before, False
+    loss, accuracy = weighted(roster, {k: chosen[k] for k in both})
+    loss_alone, accuracy_alone = weighted(roster, {k: alone[k] for k in both})
+    if not math.isfinite(loss) or not math.isfinite(loss_alone):
+        behind = math.inf if math.isfinite(loss_alone) else -math.inf if math.isfinite(loss) else 0.0
+    elif accuracy is not None and accuracy_alone is not None:
+        behind = accuracy_alone - accuracy
+    else:
+        behind = (loss - loss_alone) / max(abs(loss_alone), 1e-12)
+    deficit = (1 - SMOOTHING) * before.deficit + SMOOTHING * behind
+    if deficit > MARGIN:
+        rest = FIRST_REST * 2**before.setbacks
+        return Fallback(False, loss_alone, accuracy_alone, 0.0, rest, before.setbacks + 1), True
+    return Fallback(True, loss_alone, accuracy_alone, deficit, 0, before.setbacks), False

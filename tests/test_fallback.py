@@ -1,0 +1,186 @@
+"""The way back from choices that are good for a round and bad for the run."""
+
+import math
+
+import pytest
+import torch
+from conftest import blobs, interrupted_before
+
+import fedalign as fa
+from fedalign.experiments import runner
+from fedalign.experiments.config import load
+from fedalign.fallback import FIRST_REST, MARGIN, SMOOTHING, judge
+from fedalign.history import Fallback, RoundRecord
+from fedalign.messages import Combine, Combined, Evaluate, RoundDone, Train, Update
+from fedalign.participation import Full
+from fedalign.protocol import Plan, federated
+from fedalign.roster import Roster
+from fedalign.rules import AutoAlign, Measure
+
+ROSTER = Roster(("a", "b", "c"), (True, True, False), (30, 10, 20))
+WORK = (30, 10, 20)
+
+
+def whole(model):
+    """Tell the priority clients' own models: they have only ever moved by 1."""
+    return abs(model - round(model)) < 1e-9
+
+
+def play(rounds, accuracy, rule=None, server=None, start=0, model=0.0, memory=(), last=None):
+    """Drive a run whose models are numbers: priority clients add 1, the free one π, and a larger number has less loss.
+
+    So the free client is let in whenever it may. ``accuracy`` says how models do otherwise.
+    """
+    plan = Plan(ROSTER, rule or AutoAlign(), rounds, 0, Full(), work=WORK, server=server)
+    run = federated(plan, model, start, memory, last)
+    requests, done, reply = [], [], None
+    sent = {}
+    while True:
+        try:
+            request = run.send(reply)
+        except StopIteration as stop:
+            return stop.value, requests, done
+        requests.append(request)
+        if isinstance(request, RoundDone):
+            done.append(request)
+            reply = None
+        elif isinstance(request, Combine):
+            reply = Combined(tuple(sum(sent[k] * w for k, w in mix.items()) for mix in request.mixes))
+        elif isinstance(request, Evaluate):
+            reply = [Measure(100 - m, accuracy(m), 5) for m, _ in request.jobs]
+        else:
+            assert isinstance(request, Train)
+            sent = {k: m + (1.0 if ROSTER.priority[k] else math.pi) for m, k in request.jobs}
+            reply = [Update(own=None if ROSTER.priority[k] else Measure(100.0, 0.9, 5)) for _, k in request.jobs]
+
+
+def behind(by):
+    return lambda model: 0.9 if whole(model) else 0.9 - by
+
+
+def test_a_lasting_deficit_is_a_setback():
+    result, _, _ = play(12, behind(0.02))
+    rounds = result.history.rounds
+    # Smoothed, 0.02 behind is 0.002, 0.0038, 0.00542: the third round is more than half a point.
+    assert [r.fallback.apart for r in rounds[:3]] == [True, True, False]
+    assert rounds[1].fallback.deficit == pytest.approx(0.0038)
+    assert rounds[1].clients[2].decision == "admitted"
+    assert rounds[2].clients[2].decision == "refused"
+    assert "set aside" in rounds[2].clients[2].reason
+    assert (rounds[2].epsilon, rounds[2].clients[0].weight) == (0.0, 0.75)
+    # Then free clients rest; the model is FedAvg's on the priority clients: three rounds, and five more.
+    for r in rounds[3 : 3 + FIRST_REST]:
+        assert r.clients[2].decision == "absent"
+        assert r.clients[2].reason == "free clients rest after a setback"
+    assert rounds[3 + FIRST_REST].clients[2].decision == "admitted"
+    eight, _, _ = play(8, behind(0.02))
+    assert eight.model == 8.0
+
+
+def test_each_rest_is_twice_as_long():
+    result, _, _ = play(38, behind(0.5))
+    rests = [r.fallback.rest for r in result.history.rounds if r.clients[2].decision == "refused"]
+    assert rests == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
+
+
+def test_a_small_deficit_is_none():
+    result, _, _ = play(80, behind(MARGIN * 0.99))
+    assert all(r.fallback.apart for r in result.history.rounds)
+
+
+def test_without_the_fallback_it_goes_on():
+    result, requests, _ = play(10, behind(0.5), AutoAlign(fallback=False))
+    assert all(r.clients[2].decision == "admitted" and r.fallback is None for r in result.history.rounds)
+    assert sum(isinstance(r, Train) for r in requests) == 10
+
+
+def test_costs_by_hand():
+    result, requests, _ = play(2, behind(0.0))
+    first, second = result.history.rounds
+    # 3 models with the broadcast, 2 candidates to 2 judges; up: 3. The priority clients' own model came for nothing.
+    assert (first.models_down, first.models_up, first.samples) == (7, 3, 60)
+    # Now they train it, too.
+    assert (second.models_down, second.models_up, second.samples) == (9, 5, 100)
+    kinds = [type(r).__name__ for r in requests if not isinstance(r, RoundDone)]
+    assert kinds[:6] == ["Evaluate", "Train", "Combine", "Evaluate", "Evaluate", "Evaluate"]
+    assert kinds[6:13] == ["Evaluate", "Train", "Combine", "Evaluate", "Train", "Combine", "Evaluate"]
+
+
+def test_it_goes_on_from_a_record():
+    server = fa.FedAvgM(momentum=0.5)
+    for kind in (None, server):
+        for accuracy in (behind(0.006), behind(0.02)):
+            straight, _, done = play(9, accuracy, server=kind)
+            for stop in (2, 4, 7):
+                at = done[stop - 1]
+                record = RoundRecord.from_json(at.record.to_json())
+                later, _, _ = play(9, accuracy, server=kind, start=stop, model=at.model, memory=at.memory, last=record)
+                assert later.model == straight.model
+                assert later.history.rounds == straight.history.rounds[stop:]
+
+
+def test_the_server_optimiser_moves_both():
+    # All is well with the free client, so both models live; the second one is FedAvgM's on the priority clients.
+    server = fa.FedAvgM(momentum=0.5)
+    _, _, done = play(4, lambda model: 0.9, server=server)
+    alone, _, _ = play(4, lambda model: 0.9, fa.PriorityOnly(), server=server)
+    assert len(done[-1].memory) == 3
+    assert done[-1].memory[1] == alone.model
+
+
+def measures(loss, accuracy):
+    return {0: Measure(loss, accuracy, 5), 1: Measure(loss, accuracy, 5)}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "alone", "deficit"),
+    [
+        ((1.0, 0.5), (9.0, 0.52), 0.02),
+        ((1.0, 0.5), (0.5, 0.4), -0.1),
+        ((1.01, None), (1.0, None), 0.01),
+        ((1.0, None), (math.nan, None), -math.inf),
+        ((math.nan, None), (math.nan, None), 0.0),
+    ],
+)
+def test_what_counts_as_behind(chosen, alone, deficit):
+    found, back = judge(ROSTER, Fallback(apart=True), measures(*chosen), measures(*alone))
+    assert found.deficit == pytest.approx(SMOOTHING * deficit)
+    assert not back
+
+
+def test_a_model_whose_loss_is_not_finite_is_left_at_once():
+    found, back = judge(ROSTER, Fallback(apart=True, setbacks=2), measures(math.inf, 0.9), measures(1.0, 0.1))
+    assert back
+    assert (found.apart, found.rest, found.setbacks) == (False, 4 * FIRST_REST, 3)
+
+
+def test_only_those_count_that_measured_both():
+    chosen, alone = {0: Measure(1.0, 0.5, 5)}, {0: Measure(1.0, 0.5, 5), 1: Measure(1.0, 1.0, 5)}
+    assert judge(ROSTER, Fallback(apart=True), chosen, alone)[0].deficit == 0.0
+    before = Fallback(apart=True, deficit=0.004)
+    assert judge(ROSTER, before, {}, alone) == (before, False)
+
+
+def test_after_a_setback_the_model_is_fedavgs_to_the_last_bit(monkeypatch):
+    monkeypatch.setattr("fedalign.fallback.MARGIN", -1.0)  # every choice of free clients is one
+    make = lambda: torch.nn.Linear(6, 4)  # noqa: E731
+    local = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10)
+    fed = fa.Federation.from_arrays([blobs(40, s) for s in range(6)], priority=[True, True] + [False] * 4)
+    auto = fa.simulate(fed, make, AutoAlign(), 9, 0, local, device="cpu")
+    alone = fa.simulate(fed, make, fa.PriorityOnly(), 9, 0, local, device="cpu")
+    assert auto.history[-1].fallback.setbacks > 0
+    assert torch.equal(auto.model.weight, alone.model.weight)
+
+
+def test_an_interrupted_run_keeps_its_way_back(tmp_path, monkeypatch):
+    experiment = load("synth-low", {"rounds": 8, "seeds": 2, "warmup": 1, "arms": ["auto"]})
+    whole_run = runner.execute(runner.prepare(experiment, tmp_path / "whole", device="cpu"))
+    histories = whole_run.histories["auto"].values()
+    assert all(any(r.fallback and r.fallback.apart for r in h.rounds[:4]) for h in histories)
+    with interrupted_before(monkeypatch, 4), pytest.raises(KeyboardInterrupt):
+        runner.execute(runner.prepare(experiment, tmp_path / "cut", device="cpu"))
+    runner.execute(runner.prepare(experiment, tmp_path / "cut", resume=True, device="cpu"))
+    for seed in (0, 1):
+        for name in ("rounds.jsonl", "model.safetensors"):
+            where = f"auto/seed-{seed}/{name}"
+            assert (tmp_path / "whole" / where).read_bytes() == (tmp_path / "cut" / where).read_bytes()
