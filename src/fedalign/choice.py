@@ -41,7 +41,7 @@ def choose(
     judges: Sequence[int],
     split: Split,
 ) -> Generator[Request, Any, Choice]:
-    """Average every candidate's clients; of several, take the one with the lowest loss on the judges' data."""
+    """Average every candidate's clients; of several, take the one that the rule chooses by the judges' measures."""
     offering = {k for k in sent if not roster.priority[k]}
     strangers = [k for one in candidates for k in one.clients if k not in offering]
     if not candidates or strangers:
@@ -67,8 +67,12 @@ def choose(
     there = [k for k in judges if all(answers[i, k] is not None for i in whole)]
     measures = {i: {k: answers[i, k] for k in there} for i in whole}
     losses = {i: weighted(roster, measures[i])[0] if there else math.inf for i in whole}
-    losses = {i: loss if math.isfinite(loss) else math.inf for i, loss in losses.items()}
-    best = min(whole, key=lambda i: (losses[i], len(candidates[i].clients)))
+    usable = [i for i in whole if math.isfinite(losses[i])]
+    if usable:
+        p = {k: float(roster.p[k]) for k in there}
+        best = usable[rule.choose([candidates[i] for i in usable], [measures[i] for i in usable], p)]
+    else:
+        best = min(whole, key=lambda i: len(candidates[i].clients))
     tried = tuple(
         Tried(one.epsilon, len(one.clients), losses[i] if math.isfinite(losses.get(i, math.inf)) else None)
         for i, one in enumerate(candidates)

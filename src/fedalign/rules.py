@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -100,7 +100,7 @@ class Rule(abc.ABC):
     def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
         """Give the sets of free clients to try, smaller ones first; ``own`` are the measures of those that offer.
 
-        Of several, the priority clients choose the one whose aggregate has the lowest loss on their held-out data.
+        Of several, the priority clients choose (:meth:`choose`).
         """
         return [Candidate(broadcast.epsilon, tuple(k for k, mine in own.items() if self.admits(mine, broadcast)))]
 
@@ -109,6 +109,16 @@ class Rule(abc.ABC):
     ) -> list[Candidate]:
         """In place of :meth:`candidates`, for a rule that ``needs_updates``."""
         return self.candidates(own, broadcast)
+
+    def choose(
+        self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
+    ) -> int:
+        """Choose a candidate by the priority clients' measures of the aggregates on their held-out data.
+
+        Here, the one with the lowest ``p_k``-weighted loss; on a tie the smaller set.
+        """
+        losses = [math.fsum(p[k] * mine.loss for k, mine in of_one.items()) for of_one in measures]
+        return min(range(len(candidates)), key=lambda i: (losses[i], len(candidates[i].clients)))
 
     def epsilon_at(self, round: int, rounds: int) -> float | None:
         """Give the round's ε, or None if the rule has none."""

@@ -127,28 +127,44 @@ def costs(arms: Curves, title: str) -> Figure:
 
 
 def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
-    """Draw which ε the priority clients chose, round by round: the share of seeds. None if there was no choice."""
-    histories = [history for history in runs.values() if any(r.tried for r in history.rounds)]
+    """Draw which ε the priority clients chose, seed by seed, and where they went back to a model of their own.
+
+    None if there was no choice.
+    """
+    from matplotlib import colormaps
+
+    histories = {seed: history for seed, history in runs.items() if any(r.tried for r in history.rounds)}
     if not histories:
         return None
-    steps = sorted({t.epsilon for h in histories for r in h.rounds for t in r.tried if t.epsilon is not None})
-    rounds = max(len(history) for history in histories)
-    share = np.zeros((len(steps), rounds))
-    for history in histories:
-        for r in history.rounds:
-            if r.epsilon in steps and not r.warmup and not r.skipped:
-                share[steps.index(r.epsilon), r.round] += 1 / len(histories)
-    figure, axes = _figure(height=max(2.6, 1.2 + 0.3 * len(steps)))
-    image = axes.imshow(
-        share, aspect="auto", interpolation="nearest", cmap="Purples", vmin=0, vmax=1, origin="lower",
-        extent=(0.5, rounds + 0.5, -0.5, len(steps) - 0.5),
-    )  # fmt: skip
-    axes.set_yticks(range(len(steps)), ["∞" if np.isinf(step) else f"{step:g}" for step in steps])
-    axes.set(title=title, xlabel="communication round", ylabel="chosen ε")
-    axes.grid(visible=False)
-    label = "chosen" if len(histories) == 1 else f"chosen (share of {len(histories)} seeds)"
-    figure.colorbar(image, ax=axes, label=label)
+    figure, axes = _figure(height=4.4)
+    picked = {
+        seed: [(r.round + 1, r.epsilon) for r in history.rounds if r.tried and r.epsilon is not None]
+        for seed, history in histories.items()
+    }
+    finite = [e for points in picked.values() for _, e in points if 0 < e < np.inf]
+    top = 2 * max(finite, default=1.0)  # where ∞ is drawn
+    colours = colormaps["viridis"](np.linspace(0, 0.85, len(histories)))
+    for paint, (seed, points) in zip(colours, picked.items(), strict=True):
+        x, y = zip(*points, strict=True)
+        axes.plot(x, np.minimum(y, top), "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}")
+        back = [r.round + 1 for r in histories[seed].rounds if went_back(r)]
+        axes.plot(back, [0] * len(back), "x", ms=8, mew=1.8, color=paint, clip_on=False, zorder=3)
+    if any(went_back(r) for history in histories.values() for r in history.rounds):
+        axes.plot([], [], "x", ms=8, mew=1.8, color="black", label="back to the priority clients' own model")
+    axes.set_yscale("symlog", linthresh=0.01)
+    axes.set_ylim(0, 1.1 * top)
+    if any(e == np.inf for points in picked.values() for _, e in points):
+        axes.set_yticks([*(tick for tick in axes.get_yticks() if tick < top), top])
+        labels = [f"{tick:g}" for tick in axes.get_yticks()[:-1]]
+        axes.set_yticklabels([*labels, "∞"])
+    axes.set(title=title, xlabel="communication round", ylabel="chosen ε (0: nobody)")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     return figure
+
+
+def went_back(record: RoundRecord) -> bool:
+    """Tell whether the priority clients' choices were set aside in a round."""
+    return bool(record.tried and record.fallback and record.fallback.rest)
 
 
 def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], alone: str, title: str) -> Figure | None:

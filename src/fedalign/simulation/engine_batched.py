@@ -26,7 +26,7 @@ from fedalign.simulation.layout import Layout
 # What one chunk may touch in a step, on a GPU; on a CPU it is a share of the last cache level.
 _GPU_BYTES = 2 << 30
 _CACHE_SHARE = 3 / 8
-_EVAL_BYTES = 64 << 20
+_EVAL_BYTES = 16 << 20  # of inputs and what is made of them, on a CPU
 _LAYERS = 40  # what the patches and activations of a convolutional model hold, in inputs
 Done = tuple[torch.Tensor, torch.Tensor]  # stacked models, and whether each is finite
 

@@ -1,0 +1,245 @@
+"""What AutoALIGN might have been: other candidates and other ways to choose among them, on an experiment.
+
+    python benchmarks/auto.py run EXPERIMENT [--variants "cuts; cosine"] [--seeds N] [--device cuda] [--tf32] …
+    python benchmarks/auto.py table          # from docs/results/auto/*.json into docs/rules.md, nothing is run
+
+`run` prints final test accuracies and keeps them in docs/results/auto/EXPERIMENT.json, variant by variant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from rich.progress import track
+
+import fedalign.simulation.api
+from fedalign.experiments.config import load
+from fedalign.messages import RoundDone
+from fedalign.rules import AutoAlign, Broadcast, Candidate, Measure, Similarity, _sizes
+from fedalign.simulation.api import Simulation
+from fedalign.simulation.engine_batched import BatchedEngine
+from fedalign.simulation.jobs import EvalJob
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT, PAGE = ROOT / "docs" / "results" / "auto", ROOT / "docs" / "rules.md"
+LADDER = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, math.inf)
+SHARPNESS = [2 ** (i / 2) for i in range(-8, 5)]  # what scores are multiplied with to calibrate them
+
+
+@dataclass(frozen=True)
+class Detailed(Measure):
+    """A measure with the loss of each sample, and the mean loss at each sharpness of the scores."""
+
+    losses: Any = None
+    calibrated: Any = None
+
+
+class DetailedEngine(BatchedEngine):
+    """An engine whose measures are detailed."""
+
+    def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
+        """Measure; the details once more, which is slow but plain."""
+        plain = super().evaluate(jobs)
+        found: dict[int, Measure] = {}
+        with torch.no_grad():
+            for group in self._eval_groups(jobs):
+                outputs, y, lengths = self._eval_group(jobs, group)
+                each = torch.split(self._loss(outputs, y).double().cpu(), lengths.tolist())
+                at = torch.stack([self._loss(outputs * by, y).double() for by in SHARPNESS]).cpu()
+                curves = [part.mean(1) for part in torch.split(at, lengths.tolist(), dim=1)]
+                for j, mine, curve in zip([j for m in group for j in m], each, curves, strict=True):
+                    m = plain[j]
+                    found[j] = Detailed(m.loss, m.accuracy, m.samples, mine.numpy(), curve.numpy())
+        return [found[j] for j in range(len(jobs))]
+
+
+@dataclass(frozen=True)
+class Variant(AutoAlign):
+    """AutoALIGN without its fallback, with other candidates and another judge."""
+
+    fallback: bool = False
+    weights: tuple[float, ...] = (1.0,)  # free clients' weights are also tried times these
+    finish: float = 0.0  # the last part of the rounds is for priority clients only
+    by: str = "loss"  # or accuracy, calibrated
+    power: float = 0.0  # > 0: judge on (1 − p^power)/power, which forgives overconfidence less
+    sure: float = 0.0  # standard errors of the paired difference that a gain must exceed
+    margin: float = 0.0  # part of the loss that a gain must exceed
+
+    def epsilon_at(self, round: int, rounds: int) -> float:
+        return 0.0 if round >= rounds * (1 - self.finish) else super().epsilon_at(round, rounds)
+
+    def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
+        if broadcast.epsilon == 0:
+            return [Candidate(0.0, ())]
+        return self.weighed(super().candidates(own, broadcast))
+
+    def weighed(self, plain: Sequence[Candidate]) -> list[Candidate]:
+        return [
+            replace(one, scale=dict.fromkeys(one.clients, by))
+            for one in plain
+            for by in (self.weights if one.clients else (1.0,))
+        ]
+
+    def choose(
+        self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
+    ) -> int:
+        total = math.fsum(p.values())
+        share = {k: part / total for k, part in p.items()}
+        if self.by == "accuracy":
+            scores = [sum(share[k] * (1e-3 * m.loss - (m.accuracy or 0)) for k, m in one.items()) for one in measures]
+        elif self.by == "calibrated":
+            scores = [min(sum(share[k] * m.calibrated for k, m in one.items())) for one in measures]  # type: ignore[attr-defined]
+        else:
+            return self._best_gain(measures, share)
+        losses = [sum(share[k] * m.loss for k, m in one.items()) for one in measures]
+        allowed = [i for i in range(len(candidates)) if losses[i] <= losses[0]]
+        return min(allowed, key=lambda i: (scores[i], len(candidates[i].clients)))
+
+    def _best_gain(self, measures: Sequence[Mapping[int, Measure]], share: Mapping[int, float]) -> int:
+        """Take the candidate that gains most over the first, less so many standard errors; none if that is little."""
+
+        def judged(i: int, k: int) -> Any:
+            losses = measures[i][k].losses  # type: ignore[attr-defined]
+            return (1 - np.exp(-self.power * losses)) / self.power if self.power else losses
+
+        first = {k: judged(0, k) for k in share}
+        best, most = 0, self.margin * sum(share[k] * first[k].mean() for k in share)
+        for i in range(1, len(measures)):
+            gains = {k: first[k] - judged(i, k) for k in share}
+            variance = sum(share[k] ** 2 * g.var(ddof=1) / len(g) for k, g in gains.items() if len(g) > 1)
+            gain = sum(share[k] * g.mean() for k, g in gains.items()) - self.sure * math.sqrt(variance)
+            if gain > most:
+                best, most = i, gain
+        return best
+
+
+@dataclass(frozen=True)
+class ByUpdates(Variant):
+    """Candidates that admit the clients whose updates are most like the priority clients' mean update."""
+
+    needs_updates: ClassVar[bool] = True
+    gaps_too: bool = False
+
+    def compare(
+        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
+    ) -> list[Candidate]:
+        order = sorted(own, key=lambda k: -similar[k].cosine)
+        plain = {one.clients: one for one in (AutoAlign().candidates(own, broadcast) if self.gaps_too else ())}
+        plain.setdefault((), Candidate(0.0, ()))
+        for size in _sizes(len(order)):
+            clients = tuple(sorted(order[:size]))
+            plain.setdefault(clients, Candidate(max(self._align.gap(own[k], broadcast) for k in clients), clients))
+        return self.weighed(sorted(plain.values(), key=lambda one: len(one.clients)))
+
+
+VARIANTS: dict[str, AutoAlign] = {
+    "ladder": Variant(LADDER),
+    "cuts": Variant(),
+    "cosine": ByUpdates(),
+    "cuts and cosine": ByUpdates(gaps_too=True),
+    "cuts, quarter weights too": Variant(weights=(0.25, 1.0)),
+    "cuts, one standard error": Variant(sure=1.0),
+    "cuts, three standard errors": Variant(sure=3.0),
+    "cuts, margin 5 %": Variant(margin=0.05),
+    "cuts, margin 10 %": Variant(margin=0.1),
+    "cuts, margin 20 %": Variant(margin=0.2),
+    "cuts, power 0.1": Variant(power=0.1),
+    "cuts, power 0.5": Variant(power=0.5),
+    "cuts, power 1": Variant(power=1.0),
+    "cuts, accuracy": Variant(by="accuracy"),
+    "cuts, calibrated": Variant(by="calibrated"),
+    "cuts, finish": Variant(finish=0.1),
+    "ladder, fallback": AutoAlign(LADDER),
+    "cuts, fallback (auto)": AutoAlign(),
+}
+
+
+def run(options: argparse.Namespace) -> None:
+    names = [n.strip() for n in options.variants.split(";")] if options.variants else list(VARIANTS)
+    overrides: dict[str, Any] = {"seeds": options.seeds, "rounds": options.rounds, "arms": ["priority"]}
+    if options.folder:
+        overrides["data.folder"] = options.folder
+    experiment = load(options.experiment, overrides)
+    specs = experiment.specs()
+    runs = [("priority", seed, spec) for _, seed, spec in specs]
+    runs += [(name, seed, replace(spec, rule=VARIANTS[name])) for name in names for _, seed, spec in specs]
+    fedalign.simulation.api.BatchedEngine = DetailedEngine  # type: ignore[misc,attr-defined]
+    simulation = Simulation([spec for *_, spec in runs], experiment.model, device=options.device, tf32=options.tf32)
+    records: list[list[Any]] = [[] for _ in runs]
+    for events in track(simulation.rounds(), description=experiment.name, total=options.rounds):
+        for place, event in events:
+            if isinstance(event, RoundDone):
+                records[place].append(event.record)
+    path = KEPT / f"{experiment.name}.json"
+    kept = json.loads(path.read_text()) if path.is_file() else {}
+    for (name, seed, _), mine in zip(runs, records, strict=True):
+        last = mine[-10:]
+        kept.setdefault(name, {})[str(seed)] = {
+            "test_accuracy": round(float(np.mean([r.test_accuracy for r in last])), 5),
+            "heldout_loss": round(float(np.mean([r.global_loss for r in last])), 5),
+            "admitted": round(float(np.mean([r.admitted for r in mine[len(mine) // 10 :]])), 3),
+        }
+    KEPT.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+    for name in ("priority", *names):
+        print(f"{name:28s} {cell(kept, name)}")
+
+
+def cell(kept: Mapping[str, Any], name: str) -> str:
+    """Give the mean over seeds, and the worst difference to `priority` on a seed."""
+    if name not in kept:
+        return "–"
+    seeds = kept[name].keys() & kept["priority"].keys()
+    mean = 100 * np.mean([kept[name][s]["test_accuracy"] for s in seeds])
+    worst = 100 * min(kept[name][s]["test_accuracy"] - kept["priority"][s]["test_accuracy"] for s in seeds)
+    return f"{mean:.1f}" if name == "priority" else f"{mean:.1f} ({worst:+.1f})"
+
+
+def table(options: argparse.Namespace) -> None:
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))}
+    lines = [
+        "| candidates, judge | " + " | ".join(f"`{name}`" for name in results) + " |",
+        "|---" * (len(results) + 1) + "|",
+    ]
+    lines += [
+        f"| {name} | " + " | ".join(cell(kept, name) for kept in results.values()) + " |"
+        for name in ("priority", *VARIANTS)
+    ]
+    text = re.sub(
+        r"(<!-- auto -->\n).*?(<!-- end of auto -->)",
+        lambda m: m[1] + "\n".join(lines) + "\n" + m[2],
+        PAGE.read_text(encoding="utf-8"),
+        flags=re.S,
+    )
+    PAGE.write_text(text, encoding="utf-8")
+    print(PAGE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("run")
+    command.add_argument("experiment")
+    command.add_argument("--variants", help="names, with ; between them (default: all)")
+    command.add_argument("--seeds", type=int, default=5)
+    command.add_argument("--rounds", type=int, default=200)
+    command.add_argument("--device", default="auto")
+    command.add_argument("--folder")
+    command.add_argument("--tf32", action="store_true")
+    command.set_defaults(do=run)
+    commands.add_parser("table").set_defaults(do=table)
+    options = parser.parse_args()
+    options.do(options)
+
+
+if __name__ == "__main__":
+    main()
