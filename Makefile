@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-flower lint bench clean
 
 setup: $(VENV)/.installed
 
@@ -13,11 +13,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup  ## the main job: four arms, five seeds, 200 rounds of synth-medium, with its report
+demo: setup  ## the main job: five arms, five seeds, 200 rounds of synth-medium, with its report
 	$(BIN)/fedalign run synth-medium
 
 test: setup lint  ## all tests
 	$(BIN)/pytest
+
+test-flower: setup  ## the tests with real Flower processes
+	$(BIN)/pytest -m 'processes or not processes' tests/test_flower.py tests/test_flower_processes.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -88,6 +88,15 @@ class Declined:
     """A free client decided not to take part: it trained nothing and sends no weights."""
 
     own: Measure
+    reason: str = ""  # where it isn't the rule that decided
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A client's update came and is of no use: its shape, its type or its size is wrong, or it isn't finite."""
+
+    own: Measure | None
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ class Lost:
     reason: str
 
 
-Reply = Update | Declined | Lost
+Reply = Update | Declined | Rejected | Lost
 Request = Evaluate | Train | Compare | Combine | RoundDone
 Run = Generator[Request, Any, "Result"]
 

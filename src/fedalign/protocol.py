@@ -4,7 +4,7 @@ It yields requests and is sent replies (``messages.py``); whoever drives it (the
 work. So this module reads like the algorithm (Ravi and Shomorony, 2023), and ten lines of made-up replies test it::
 
     Evaluate  -> one Measure (or None: lost) per job
-    Train     -> one Update, Declined or Lost per job
+    Train     -> one Update, Declined, Rejected or Lost per job
     Compare   -> the Similarity of every update that the last Train brought, by client
     Combine   -> Combined: weighted means of what the clients of the last Train sent
     RoundDone -> nothing; the driver may store the record and the model
@@ -31,6 +31,7 @@ from fedalign.messages import (
     Job,
     Lost,
     Model,
+    Rejected,
     Reply,
     Request,
     Result,
@@ -303,8 +304,10 @@ def _decision(
         return "absent", skipped or "free clients rest after a setback"
     if isinstance(reply, Lost):
         return "lost", reply.reason
+    if isinstance(reply, Rejected):
+        return "refused", reply.reason
     if isinstance(reply, Declined):
-        return "declined", ""
+        return "declined", reply.reason
     if is_priority:
         return "trained", "priority"
     return ("admitted", "") if included else ("refused", skipped or "")

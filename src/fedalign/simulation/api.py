@@ -145,7 +145,7 @@ class Simulation:
             raise FedalignError("there is nothing to simulate: no runs were given")
         self.device = resolve_device(device)
         plans = [_plan(spec) for spec in specs]
-        self._template = _initial(model, specs[0].seed)
+        self._template = initial_module(model, specs[0].seed)
         check_repeatable(self._template)
         self.layout = Layout(self._template)
         data = Data([spec.federation.pool for spec in specs], self.device, self.layout.dtype)
@@ -293,7 +293,8 @@ def _plan(spec: RunSpec) -> Plan:
     )
 
 
-def _initial(model: ModelFactory | nn.Module, seed: int) -> nn.Module:
+def initial_module(model: ModelFactory | nn.Module, seed: int) -> nn.Module:
+    """Make the module that a run with this seed starts from."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).cpu()
     with torch.random.fork_rng(devices=[]):
@@ -325,7 +326,7 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
                 f"the state to go on from has {state.shape[-1]} numbers, but the model has {layout.size}"
             )
     else:
-        module = _initial(model, spec.seed)
+        module = initial_module(model, spec.seed)
         if Layout(module).shapes != layout.shapes:
             raise FedalignError("runs that are simulated together must have models of one shape")
         state = layout.flatten(module).to(device)

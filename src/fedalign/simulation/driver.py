@@ -192,12 +192,9 @@ class Driver:
             run.kept[k] = one
         size = self.engine.layout.trainable_size
         for run, request in asked:
-            updates = {k: (run.kept[k].model - run.received[k])[:size].double() for k in request.clients}
-            mean = torch.stack([updates[k] * weight for k, weight in request.reference.items()]).sum(0)
-            dots = torch.stack([torch.stack([u @ mean, u @ u]) for u in updates.values()]).tolist()
-            length = math.sqrt(float(mean @ mean))
-            similar = {k: _similarity(dot, square, length) for k, (dot, square) in zip(updates, dots, strict=True)}
-            run.advance(similar)
+            run.advance(
+                similarities({k: (run.kept[k].model - run.received[k])[:size] for k in request.clients}, request)
+            )
 
     def _combine(self, runs: Sequence[LiveRun]) -> None:
         """Train every client that is in some mix, and add its model up as soon as it is there."""
@@ -246,6 +243,15 @@ class Driver:
                     where.append((i, k))
                     jobs.append(EvalJob(model, run.federation.pool, client.rows(request.split)))
         return dict(zip(where, self.engine.evaluate(jobs), strict=True))
+
+
+def similarities(updates: Mapping[int, torch.Tensor], request: Compare) -> dict[int, Similarity]:
+    """Compare updates with the mean of some of them, as a request says."""
+    updates = {k: update.double() for k, update in updates.items()}
+    mean = torch.stack([updates[k] * weight for k, weight in request.reference.items()]).sum(0)
+    dots = torch.stack([torch.stack([u @ mean, u @ u]) for u in updates.values()]).tolist()
+    length = math.sqrt(float(mean @ mean))
+    return {k: _similarity(dot, square, length) for k, (dot, square) in zip(updates, dots, strict=True)}
 
 
 def _similarity(dot: float, square: float, length: float) -> Similarity:

@@ -1,0 +1,16 @@
+"""A real federation over Flower: ``server_app`` and ``client_app`` for ``flwr run``, the roster, the client's policy.
+
+The algorithm is ``fedalign.protocol``; this package carries its requests over Flower's Grid. It needs the extra
+``fedalign[flower]``.
+"""
+
+from fedalign.errors import FedalignError
+
+try:
+    import flwr as _flwr  # noqa: F401
+except ImportError as error:  # pragma: no cover
+    raise FedalignError("Flower is not installed: pip install 'fedalign[flower]'") from error
+
+from fedalign.flower.node import ClientData
+
+__all__ = ["ClientData"]

@@ -1,0 +1,83 @@
+"""The ClientApp: it measures the model, decides for itself, trains, and sends an update or a decline."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedalign.errors import FedalignError
+from fedalign.flower.node import Node
+from fedalign.flower.policy import Policy
+from fedalign.flower.settings import Settings
+from fedalign.flower.wire import get_broadcast, get_model, put_measure, put_model
+from fedalign.rules import Split
+
+app = ClientApp()
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Tell how many samples there are."""
+    content = RecordDict({"samples": MetricRecord(dict(_node(context).samples()))})
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Measure the models of a message on one split, and on another where the server will ask for that next."""
+    node, task = _node(context), _task(message)
+    names = sorted((n for n in message.content if n.startswith("model-")), key=lambda n: int(n.removeprefix("model-")))
+    models = [get_model(message.content, name, node.layout.size, node.layout.dtype) for name in names]
+    content = RecordDict()
+    for split in str(task["split"]).split("+"):
+        for name, measure in zip(names, node.measure(models, split) or [], strict=False):  # type: ignore[arg-type]
+            put_measure(content, name.replace("model", split), measure)
+    return Message(content, reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Measure the model, decide, and train."""
+    node, task, settings = _node(context), _task(message), Settings.read(context.run_config)
+    model = get_model(message.content, "model", node.layout.size, node.layout.dtype)
+    priority, broadcast = bool(task["priority"]), get_broadcast(task)
+    measured = node.measure([model], _split(task))
+    if measured is None:
+        raise FedalignError(f"this client has no {task['split']} samples to measure the model on")
+    own, policy, content = measured[0], Policy.read(context.node_config), RecordDict()
+    put_measure(content, "own", own)
+    refusal = policy.refuses(settings.make_rule(), own, broadcast, priority)
+    if refusal is None:
+        trained = node.train(model, int(task["client"]), broadcast.round, int(task["rounds"]))
+        put_model(content, "model", trained)
+    else:
+        content["declined"] = ConfigRecord({"reason": refusal})
+    policy.note(broadcast.round, own, broadcast, refusal)
+    return Message(content, reply_to=message)
+
+
+def _task(message: Message) -> Mapping[str, Any]:
+    task = message.content["task"]
+    if not isinstance(task, ConfigRecord):
+        raise FedalignError("the message has no task: is the server FedALIGN's?")
+    return task
+
+
+def _split(task: Mapping[str, Any]) -> Split:
+    split: Split = task["split"]
+    return split
+
+
+def _node(context: Context) -> Node:
+    """Load this client's data and model, once in a process."""
+    return _made(json.dumps(dict(context.run_config)), json.dumps(dict(context.node_config)))
+
+
+@functools.lru_cache(maxsize=8)
+def _made(run_config: str, node_config: str) -> Node:
+    return Node(Settings.read(json.loads(run_config)), json.loads(node_config))

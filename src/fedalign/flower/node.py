@@ -1,0 +1,93 @@
+"""A client's own work: its data, and measuring and training models with it. The engine is the simulation's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedalign.errors import FedalignError, FederationWarning
+from fedalign.federation import Arrays, Federation
+from fedalign.flower.settings import Settings, function
+from fedalign.losses import cross_entropy
+from fedalign.rules import Measure, Split
+from fedalign.simulation.api import initial_module, resolve_device
+from fedalign.simulation.checks import check_model, check_repeatable
+from fedalign.simulation.engine_batched import BatchedEngine
+from fedalign.simulation.jobs import Data, EvalJob, TrainJob
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """A client's data, features and labels each. Without ``heldout``, a fraction of the training data is held out.
+
+    ``mean`` and ``std`` normalise features; uint8 images are divided by 255 before that.
+    """
+
+    train: Arrays
+    heldout: Arrays | None = None
+    test: Arrays | None = None
+    heldout_fraction: float = 0.2
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+
+    def federation(self, seed: int) -> Federation:
+        """Make a federation of this one client."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "all 1 clients are priority", FederationWarning)
+            return Federation.from_arrays(
+                [self.train],
+                None if self.heldout is None else [self.heldout],
+                None if self.test is None else [self.test],
+                priority=[True],
+                heldout_fraction=self.heldout_fraction,
+                seed=seed,
+                mean=self.mean,
+                std=self.std,
+            )
+
+
+class Node:
+    """A client with its data at hand."""
+
+    def __init__(self, settings: Settings, node_config: Mapping[str, Any]) -> None:
+        given = function(settings.data)(dict(node_config))
+        if isinstance(given, tuple) and len(given) == 2:
+            given = ClientData(given)
+        if not isinstance(given, ClientData):
+            raise FedalignError(
+                f"{settings.data} must give a fedalign.flower.ClientData, or features and labels, not {given!r:.60}"
+            )
+        self._settings = settings
+        self._federation = given.federation(settings.seed)
+        self._client = self._federation.clients[0]
+        template = initial_module(function(settings.model), settings.seed)
+        check_repeatable(template)
+        device = resolve_device(settings.device)
+        data = Data([self._federation.pool], device, next(template.parameters()).dtype)
+        accuracy = check_model(template, data, [self._federation], cross_entropy)
+        self._engine = BatchedEngine(template, cross_entropy, data, accuracy=accuracy)
+        self.layout, self._device = self._engine.layout, device
+
+    def samples(self) -> dict[str, int]:
+        """Count the samples of every split."""
+        return {split: len(self._client.rows(split)) for split in ("train", "heldout", "test")}
+
+    def measure(self, models: Sequence[torch.Tensor], split: Split) -> list[Measure] | None:
+        """Measure models on one split; None if there are no such samples."""
+        rows = self._client.rows(split)
+        if not len(rows):
+            return None
+        return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
+
+    def train(self, model: torch.Tensor, client: int, round: int, rounds: int) -> torch.Tensor:
+        """Do the round's local work; ``client`` is its number in the federation, which fixes the order of batches."""
+        local, seed = self._settings.local(), self._settings.seed
+        job = TrainJob(
+            model.to(self._device), self._federation.pool, self._client.train, local, seed, round, rounds, client
+        )
+        (trained,) = self._engine.train([job])
+        return trained.model

@@ -1,0 +1,98 @@
+"""What a client decides for itself, whatever the server asks: its node's settings, and a log of what it got.
+
+In ``flower-supernode --node-config``: ``opt-out=true``, ``max-epsilon=0.5`` (a wider ε is cut to this),
+``max-loss=2.0`` (no work for a model that serves it worse), ``rounds-a-day=20``, ``log="…/fedalign.jsonl"``.
+Priority clients are bound by ``opt-out`` and ``rounds-a-day`` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedalign.errors import FedalignError
+from fedalign.rules import Broadcast, Measure, Rule
+
+_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A client's limits. ``log`` is a file of its own: a line for every model it received."""
+
+    opt_out: bool = False
+    max_epsilon: float | None = None
+    max_loss: float | None = None
+    rounds_a_day: int | None = None
+    log: Path | None = None
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Policy:
+        """Read a node's settings; other keys (as ``partition-id``) are the data function's."""
+        log = config.get("log")
+        policy = cls(
+            bool(config.get("opt-out", False)),
+            config.get("max-epsilon"),
+            config.get("max-loss"),
+            config.get("rounds-a-day"),
+            Path(str(log)).expanduser() if log else None,
+        )
+        for name in ("max_epsilon", "max_loss", "rounds_a_day"):
+            value = getattr(policy, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+                raise FedalignError(f"the node's {name.replace('_', '-')} must be a number, 0 or more, not {value!r}")
+        if policy.rounds_a_day is not None and policy.log is None:
+            raise FedalignError('rounds-a-day needs a log, which counts them: add log="FILE" to the node\'s config')
+        return policy
+
+    def refuses(self, rule: Rule, own: Measure, broadcast: Broadcast, priority: bool) -> str | None:
+        """Say why this client takes no part in a round; None if it does."""
+        if self.opt_out:
+            return "opted out"
+        if self.rounds_a_day is not None and self._today() >= self.rounds_a_day:
+            return f"{self.rounds_a_day} rounds a day are enough"
+        if priority:
+            return None
+        if self.max_loss is not None and own.loss > self.max_loss:
+            return f"loss {own.loss:.4g} is above its limit {self.max_loss:g}"
+        if self.max_epsilon is not None and broadcast.epsilon is not None and broadcast.epsilon > self.max_epsilon:
+            broadcast = replace(broadcast, epsilon=self.max_epsilon)
+        return None if rule.offers(own, broadcast) else rule.why(own, broadcast, False)
+
+    def note(self, round: int, own: Measure, broadcast: Broadcast, refusal: str | None) -> None:
+        """Write down what it received and what it did."""
+        if self.log is None:
+            return
+        line = {
+            "time": round_(time.time()),
+            "round": round,
+            "loss": own.loss,
+            "accuracy": own.accuracy,
+            "global_loss": broadcast.loss,
+            "trained": refusal is None,
+            "reason": refusal or "",
+        }
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _today(self) -> int:
+        if self.log is None or not self.log.exists():
+            return 0
+        since, count = time.time() - _DAY, 0
+        for line in self.log.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+                count += bool(row["trained"]) and float(row["time"]) > since
+            except (ValueError, KeyError, TypeError) as error:
+                raise FedalignError(f"{self.log} has a damaged line: {error}") from error
+        return count
+
+
+def round_(seconds: float) -> float:
+    """Keep a time to the millisecond."""
+    return round(seconds, 3)

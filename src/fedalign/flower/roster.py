@@ -1,0 +1,142 @@
+"""The roster file: who a node is, by its key, and which role it has. What a node says of itself counts for nothing.
+
+A roster is TOML::
+
+    unknown = "refuse"            # or "free": nodes with other keys take part as free clients
+
+    [[client]]
+    key = "5f1c…"                 # SHA-256 of the node's public key
+    name = "site-3"
+    priority = true
+    samples = 5000                # count at most so many of its samples
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
+from fedalign.errors import FedalignError, nearest
+from fedalign.experiments.store import write_atomically
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One client of the roster; ``samples`` caps its sample count."""
+
+    key: str
+    name: str
+    priority: bool = False
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class RosterFile:
+    """A roster as it was read."""
+
+    entries: tuple[Entry, ...]
+    unknown: Literal["refuse", "free"] = "refuse"
+
+    def __post_init__(self) -> None:
+        if self.unknown not in ("refuse", "free"):
+            raise FedalignError(f"the roster's unknown must be 'refuse' or 'free', not {self.unknown!r}")
+        for what in ("key", "name"):
+            values = [getattr(entry, what) for entry in self.entries]
+            twice = [value for value in values if values.count(value) > 1]
+            if twice:
+                raise FedalignError(f"the roster has two clients with the {what} {twice[0]!r}")
+
+    @classmethod
+    def read(cls, path: Path) -> RosterFile:
+        """Read and check a roster."""
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise FedalignError(f"there is no roster {path}; make one with fedalign flower roster add") from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise FedalignError(f"cannot read the roster {path}: {error}") from error
+        rest = {key: value for key, value in table.items() if key not in ("client", "unknown")}
+        if rest:
+            raise FedalignError(f"{path} has an unknown key {next(iter(rest))!r}; {nearest(next(iter(rest)), _TOP)}")
+        clients = table.get("client", [])
+        if not isinstance(clients, list):
+            raise FedalignError(f"in {path}, clients are [[client]] tables")
+        return cls(tuple(_entry(client, path) for client in clients), table.get("unknown", "refuse"))
+
+    def write(self, path: Path) -> None:
+        """Write the roster, all at once."""
+        clients = [{k: v for k, v in vars(entry).items() if v is not None} for entry in self.entries]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, tomli_w.dumps({"unknown": self.unknown, "client": clients}))
+
+    def adding(self, entry: Entry) -> RosterFile:
+        """Give the roster with one more client, or with new settings for a key that is there."""
+        if entry.samples is not None and entry.samples < 1:
+            raise FedalignError(f"{entry.name}'s samples must be at least 1, not {entry.samples}")
+        kept = {one.key: one for one in self.entries} | {entry.key: entry}
+        return RosterFile(tuple(kept.values()), self.unknown)
+
+    def who(self, keys: Mapping[int, bytes]) -> dict[int, Entry]:
+        """Tell who the nodes are (node number to public key); unknown ones are left out, or are free clients."""
+        known = {entry.key: entry for entry in self.entries}
+        found = {}
+        for node, key in keys.items():
+            digest = fingerprint(key)
+            if digest in known:
+                found[node] = known[digest]
+            elif self.unknown == "free":
+                found[node] = Entry(digest, f"node-{digest[:8]}")
+        return found
+
+    def missing(self, present: Iterable[Entry]) -> list[str]:
+        """Name the priority clients that aren't there."""
+        there = {entry.key for entry in present}
+        return [entry.name for entry in self.entries if entry.priority and entry.key not in there]
+
+
+_TOP = ("client", "unknown")
+_KINDS: dict[str, tuple[type, str]] = {
+    "key": (str, "a text"),
+    "name": (str, "a text"),
+    "priority": (bool, "true or false"),
+    "samples": (int, "a whole number"),
+}
+
+
+def _entry(table: Any, path: Path) -> Entry:
+    if not isinstance(table, dict):
+        raise FedalignError(f"in {path}, a client is a [[client]] table")
+    for key, value in table.items():
+        if key not in _KINDS:
+            raise FedalignError(f"in {path}, a client has an unknown key {key!r}; {nearest(key, _KINDS)}")
+        if type(value) is not _KINDS[key][0]:
+            raise FedalignError(f"in {path}, a client's {key} must be {_KINDS[key][1]}, not {value!r}")
+    for key in ("key", "name"):
+        if key not in table:
+            raise FedalignError(f"in {path}, a client has no {key}")
+    if len(table["key"]) != 64 or set(table["key"]) - set("0123456789abcdef"):
+        raise FedalignError(f"in {path}, {table['name']}'s key is not a SHA-256 in hexadecimal: {table['key']!r}")
+    if table.get("samples", 1) < 1:
+        raise FedalignError(f"in {path}, {table['name']}'s samples must be at least 1, not {table['samples']}")
+    return Entry(**table)
+
+
+def fingerprint(key: bytes) -> str:
+    """Give the SHA-256 of a public key, whether it is written as OpenSSH or as PEM."""
+    load = (
+        serialization.load_ssh_public_key if key.startswith((b"ecdsa-", b"ssh-")) else serialization.load_pem_public_key
+    )
+    try:
+        loaded = load(key)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise FedalignError(f"this is no public key: {key[:40]!r}") from error
+    plain = loaded.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(plain).hexdigest()

@@ -1,0 +1,188 @@
+"""The ServerApp: the protocol, driven over the Grid, with every round on disk."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedalign.errors import FedalignError
+from fedalign.experiments.store import RunStore, write_atomically
+from fedalign.flower.grid_driver import BelowQuorumError, GridDriver
+from fedalign.flower.members import Online
+from fedalign.flower.roster import RosterFile
+from fedalign.flower.settings import Settings, function
+from fedalign.history import RoundRecord
+from fedalign.messages import RoundDone
+from fedalign.protocol import Plan, federated, warmup_rounds
+from fedalign.simulation.api import initial_module, state_of
+from fedalign.simulation.layout import Layout
+
+app = ServerApp()
+log = logging.getLogger("flwr")  # what Flower shows with `flwr log` and `flwr run --stream`
+_SAME = {"resume", "out", "timeout", "wait", "repeats", "quorum", "device", "roster"}  # may change on a resume
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run, or go on with, a federation."""
+    try:
+        Server(grid, Settings.read(context.run_config), context.run_id).run()
+    except FedalignError as error:
+        log.error(str(error))  # the sentence first: Flower prints a traceback and its own code
+        raise
+
+
+@dataclass
+class _Point:
+    """Where the run stands."""
+
+    model: torch.Tensor
+    memory: tuple[torch.Tensor, ...] = ()
+    last: RoundRecord | None = None
+    round: int = 0
+
+
+class Server:
+    """A run: its folder, its clients, and where it stands."""
+
+    def __init__(self, grid: Grid, settings: Settings, run_id: int) -> None:
+        self._settings = settings
+        home = settings.resume or settings.out or f"~/fedalign-runs/{run_id}"
+        self.folder = Path(home).expanduser()
+        roster = RosterFile.read(Path(settings.roster).expanduser())
+        self._module = initial_module(function(settings.model), settings.seed)
+        self._layout = Layout(self._module)
+        self._driver = GridDriver(grid, settings, roster, self._layout)
+        rule = settings.make_rule()
+        rule.check(settings.rounds)
+        self._plan = Plan(
+            roster=self._driver.roster,
+            rule=rule,
+            rounds=settings.rounds,
+            warmup=warmup_rounds(settings.warmup, settings.rounds),
+            participation=Online(self._driver.online),
+            seed=settings.seed,
+            match_on=settings.match_on,
+            measure_training=False,
+        )
+        self._store = RunStore(self.folder)
+        self._point = self._open()
+
+    def run(self) -> None:
+        """Go on to the last round. A round without a quorum is repeated, then the run pauses."""
+        settings = self._settings
+        log.info("output in %s", self.folder)
+        self._await_quorum()
+        failed = 0
+        while self._point.round < settings.rounds:
+            try:
+                self._go_on()
+            except BelowQuorumError as error:
+                failed += 1
+                if failed > settings.repeats:
+                    raise self._paused(str(error)) from error
+                log.warning("round %d is repeated: %s", self._point.round, error)
+                self._await_quorum()
+            else:
+                failed = 0
+        named = {name: tensor.contiguous() for name, tensor in self._layout.unflatten(self._point.model).items()}
+        self._store.save_model(named)
+        log.info("done: %d rounds, in %s", self._point.round, self.folder)
+
+    def _go_on(self) -> None:
+        """Drive the protocol from where the run stands to its end."""
+        point = self._point
+        run = federated(self._plan, point.model, point.round, point.memory, point.last)
+        reply: Any = None
+        began = time.monotonic()
+        while True:
+            try:
+                request = run.send(reply)
+            except StopIteration:
+                return
+            reply = self._driver.answer(request)
+            if isinstance(request, RoundDone):
+                if request.record.skipped:
+                    raise BelowQuorumError(request.record.skipped)
+                self._keep(request, time.monotonic() - began)
+                began = time.monotonic()
+
+    def _keep(self, done: RoundDone, seconds: float) -> None:
+        record = done.record
+        mark = self._store.append(record)
+        self._store.checkpoint(mark, state_of(done))
+        self._point = _Point(done.model, done.memory, record, record.round + 1)
+        spent = ", ".join(f"{what} {s:.1f} s" for what, s in self._driver.seconds.items())
+        self._driver.seconds.clear()
+        accuracy = "" if record.test_accuracy is None else f", test accuracy {100 * record.test_accuracy:.1f} %"
+        log.info(
+            "round %d of %d: F %.4f, %d of %d free clients admitted%s; %.1f s (waiting: %s)",
+            record.round + 1,
+            self._settings.rounds,
+            record.global_loss if record.global_loss is not None else float("nan"),
+            record.admitted,
+            sum(c.reachable and not c.priority for c in record.clients),
+            accuracy,
+            seconds,
+            spent,
+        )
+
+    def _await_quorum(self) -> None:
+        """Wait until enough priority clients are connected and have reported."""
+        until = time.monotonic() + self._settings.wait
+        while True:
+            there = self._driver.online()
+            if self._driver.weight(there) >= self._settings.quorum - 1e-9:
+                return
+            if time.monotonic() >= until:
+                raise self._paused(f"not connected: {', '.join(self._driver.missing(there))}")
+            time.sleep(1.0)
+
+    def _paused(self, why: str) -> FedalignError:
+        return FedalignError(
+            f"paused before round {self._point.round}: the priority clients' quorum of {self._settings.quorum:g} "
+            f"was not reached ({why}); nothing is lost: go on with flwr run … --run-config 'resume=\"{self.folder}\"'"
+        )
+
+    def _open(self) -> _Point:
+        """Begin in a fresh folder, or find where an earlier run stopped."""
+        settings, config = self._settings, self.folder / "config.toml"
+        text = tomli_w.dumps(vars(settings))
+        if not settings.resume:
+            if not self._store.is_empty() or config.exists():
+                raise FedalignError(f'{self.folder} already holds a run; go on with resume="{self.folder}"')
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(config, text)
+            return _Point(self._layout.flatten(self._module))
+        if not config.exists():
+            raise FedalignError(f"{self.folder} holds no run to resume")
+        _check_same(config, settings)
+        points, notes = self._store.checkpoints()
+        for note in notes:
+            log.warning(note)
+        if not points:
+            self._store.rewind(None)
+            return _Point(self._layout.flatten(self._module))
+        at = points[0]
+        self._store.rewind(at)
+        first, *memory = list(at.state) if at.state.dim() == 2 else [at.state]
+        log.info("going on from round %d", at.rounds)
+        return _Point(first, tuple(memory), at.last, at.rounds)
+
+
+def _check_same(config: Path, settings: Settings) -> None:
+    import tomllib
+
+    old = tomllib.loads(config.read_text(encoding="utf-8"))
+    changed = sorted(k for k, v in vars(settings).items() if k not in _SAME and old.get(k) != v)
+    if changed:
+        shown = "; ".join(f"{k} was {old.get(k)!r}, is {getattr(settings, k)!r}" for k in changed)
+        raise FedalignError(f"{config.parent} was run with other settings: {shown}")

@@ -1,0 +1,89 @@
+"""Models and measures as Flower's records. What leaves a client is here: weights, loss, accuracy, sample counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedalign.errors import FedalignError
+from fedalign.rules import Broadcast, Measure
+
+HELLO, MEASURE, TRAIN = "query.hello", "evaluate", "train"
+
+
+def put_model(content: RecordDict, name: str, flat: torch.Tensor) -> None:
+    """Put a flat model into a message."""
+    content[name] = ArrayRecord({"flat": Array(flat.detach().cpu().numpy())})
+
+
+def get_model(content: RecordDict, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Take a flat model out of a message; refuse one of another shape or type."""
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord) or list(record) != ["flat"]:
+        raise FedalignError("it sent no model")
+    try:
+        array = record["flat"].numpy()
+    except (ValueError, TypeError, OSError, EOFError) as error:
+        raise FedalignError(f"its model cannot be read: {error}") from error
+    wanted = torch.empty(0, dtype=dtype).numpy().dtype
+    if array.dtype != wanted:
+        raise FedalignError(f"its model is of type {array.dtype}, not {wanted}")
+    if array.shape != (size,):
+        raise FedalignError(f"its model has shape {array.shape}, not {(size,)}")
+    return torch.from_numpy(np.array(array))
+
+
+def put_measure(content: RecordDict, name: str, measure: Measure) -> None:
+    """Put a measure into a message."""
+    values: dict[str, int | float] = {"loss": float(measure.loss), "samples": int(measure.samples)}
+    if measure.accuracy is not None:
+        values["accuracy"] = float(measure.accuracy)
+    content[name] = MetricRecord(values)  # type: ignore[arg-type]
+
+
+def get_measure(content: RecordDict, name: str) -> Measure | None:
+    """Take a measure out of a message; None if there is none, or none that makes sense."""
+    record = content.get(name)
+    if not isinstance(record, MetricRecord):
+        return None
+    loss, samples, accuracy = record.get("loss"), record.get("samples"), record.get("accuracy")
+    if not isinstance(loss, int | float) or not isinstance(samples, int) or samples < 1:
+        return None
+    if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
+        return None
+    return Measure(float(loss), None if accuracy is None else float(accuracy), samples)
+
+
+def put_task(
+    content: RecordDict, client: int, round: int, rounds: int, split: str, priority: bool, broadcast: Broadcast | None
+) -> None:
+    """Put into a message what the client needs beside the model: who it is, which round, and the broadcast."""
+    values: dict[str, int | float | str | bool] = {
+        "client": client,
+        "round": round,
+        "rounds": rounds,
+        "split": split,
+        "priority": priority,
+    }
+    if broadcast is not None:
+        values["loss"] = broadcast.loss
+        if broadcast.accuracy is not None:
+            values["accuracy"] = broadcast.accuracy
+        if broadcast.epsilon is not None:
+            values["epsilon"] = broadcast.epsilon if math.isfinite(broadcast.epsilon) else "inf"
+    content["task"] = ConfigRecord(values)  # type: ignore[arg-type]
+
+
+def get_broadcast(task: Mapping[str, object]) -> Broadcast:
+    """Take the broadcast out of a task."""
+    epsilon, accuracy = task.get("epsilon"), task.get("accuracy")
+    return Broadcast(
+        int(task["round"]),  # type: ignore[call-overload]
+        float(task["loss"]),  # type: ignore[arg-type]
+        None if accuracy is None else float(accuracy),  # type: ignore[arg-type]
+        None if epsilon is None else float(epsilon),  # type: ignore[arg-type]
+    )
