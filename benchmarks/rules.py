@@ -36,6 +36,14 @@ EXPERIMENTS = (
     "various-emnist-9",
     "various-emnist-18",
     "cifar10",
+    "prox-fmnist",
+    "prox-emnist",
+    "partial-fmnist",
+    "partial-emnist",
+    "partial-cifar10",
+    "local-fmnist",
+    "local-emnist",
+    "local-cifar10",
 )
 
 
@@ -120,8 +128,8 @@ def cost(results: Mapping[str, Any], arm: str) -> str:
 
 def one_table(results: Mapping[str, Mapping[str, Any]], cell: Callable[[Mapping[str, Any], str], str]) -> str:
     names = [name for name in EXPERIMENTS if name in results]
-    rows = [[f"`{arm}`", *(cell(results[name], arm) for name in names)] for arm in ARMS]
-    return grid(["arm", *(f"`{name}`" for name in names)], rows)
+    rows = [[f"`{name}`", *(cell(results[name], arm) for arm in ARMS)] for name in names]
+    return grid(["experiment", *(f"`{arm}`" for arm in ARMS)], rows)
 
 
 def optimiser_table(results: Mapping[str, Mapping[str, Any]]) -> str:
