@@ -51,9 +51,9 @@ def updates_by_hand(fed, start):
 
 def start_of(seed=0):
     """Give the module that a run with this seed begins with."""
-    from fedalign.simulation.api import _initial
+    from fedalign.simulation.api import initial_module
 
-    return _initial(model, seed)
+    return initial_module(model, seed)
 
 
 @pytest.mark.parametrize("engine", ["batched", "reference"])

@@ -32,7 +32,7 @@ def test_results_are_those_of_a_local_run(tmp_path):
     assert main([*SETTINGS, "--out", str(here)]) == 0
     assert main([*SETTINGS, "--out", str(there), "--on", "ray", "--workers", "2"]) == 0
     files = [p.relative_to(here) for p in here.rglob("*") if p.name in ("rounds.jsonl", "model.safetensors")]
-    assert len(files) == 2 * 4 * 2
+    assert len(files) == 2 * 5 * 2
     for file in files:
         assert (here / file).read_bytes() == (there / file).read_bytes(), file
 

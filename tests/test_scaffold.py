@@ -60,7 +60,7 @@ def test_a_variate_is_the_mean_gradient(controls):
     """After the first round, from zero, c_k is the client's mean gradient along its way: (w − w_k)/Ση."""
     fed = federation((30, 20), (True, False))
     result = run(fed, SCAFFOLD, fa.PriorityOnly(), rounds=1)
-    start = api._initial(model, 0)
+    start = api.initial_module(model, 0)
     steps = SCAFFOLD.steps_for(len(fed.clients[0].train))
     moved = (start.weight - result.model.weight).detach().reshape(-1)
     assert torch.allclose(controls[0].clients[0][:24], moved / (0.05 * steps), atol=1e-4)
