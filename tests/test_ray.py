@@ -27,12 +27,13 @@ def cluster():
     ray.shutdown()
 
 
-def test_results_are_those_of_a_local_run(tmp_path):
+@pytest.mark.parametrize("arms", ["priority,all,local,fedalign,auto", "priority,auto"])
+def test_results_are_those_of_a_local_run(tmp_path, arms):
     here, there = tmp_path / "here", tmp_path / "ray"
-    assert main([*SETTINGS, "--out", str(here)]) == 0
-    assert main([*SETTINGS, "--out", str(there), "--on", "ray", "--workers", "2"]) == 0
+    assert main([*SETTINGS, "--arms", arms, "--out", str(here)]) == 0
+    assert main([*SETTINGS, "--arms", arms, "--out", str(there), "--on", "ray", "--workers", "2"]) == 0
     files = [p.relative_to(here) for p in here.rglob("*") if p.name in ("rounds.jsonl", "model.safetensors")]
-    assert len(files) == 2 * 5 * 2
+    assert len(files) == 2 * len(arms.split(",")) * 2
     for file in files:
         assert (here / file).read_bytes() == (there / file).read_bytes(), file
 

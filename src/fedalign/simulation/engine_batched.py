@@ -27,6 +27,7 @@ from fedalign.simulation.layout import Layout
 _GPU_BYTES = 2 << 30
 _CACHE_SHARE = 3 / 8
 _EVAL_BYTES = 16 << 20  # of inputs and what is made of them, on a CPU
+_ALIGNED = 16  # samples; with four bytes a number, a whole number of cache lines
 _LAYERS = 40  # what the patches and activations of a convolutional model hold, in inputs
 Done = tuple[torch.Tensor, torch.Tensor]  # stacked models, and whether each is finite
 
@@ -143,16 +144,22 @@ class BatchedEngine:
         return max(1, int(allowed // (4 * self._data.features * layers)))
 
     def _eval_groups(self, jobs: Sequence[EvalJob]) -> Iterator[list[list[int]]]:
-        """Put jobs of one model together, then stack models with alike sample counts, within the memory allowed."""
+        """Put jobs of one model together, then stack models with alike sample counts, within the memory allowed.
+
+        On a CPU alike is equal, up to the padding that every model gets: a product of another shape may round
+        otherwise, and a model's measures must not depend on what else is measured.
+        """
         by_model: dict[int, list[int]] = {}
         for j, job in enumerate(jobs):
             by_model.setdefault(id(job.model), []).append(j)
-        sized = sorted(((sum(len(jobs[j].rows) for j in m), m) for m in by_model.values()), key=lambda s: -s[0])
+        sized = [(self._padded(sum(len(jobs[j].rows) for j in m)), m) for m in by_model.values()]
+        sized.sort(key=lambda s: -s[0])
         limit = self._rows_at_once()
         group: list[list[int]] = []
         widest = 0
         for rows, members in sized:
-            full = (len(group) + 1) * widest > limit or rows < widest // 2 or self._one_by_one
+            least = widest if self.device.type == "cpu" else widest // 2
+            full = (len(group) + 1) * widest > limit or rows < least or self._one_by_one
             if group and full:
                 yield group
                 group = []
@@ -169,13 +176,18 @@ class BatchedEngine:
         lengths = torch.tensor([len(jobs[j].rows) for m in group for j in m], device=self.device)
         models = torch.stack([jobs[m[0]].model for m in group])
         limit = self._rows_at_once()
-        if len(group) == 1:
+        widest = self._padded(max(len(rows) for rows in per_model))
+        lonely = len(group) == 1 and self.device.type == "cpu" and not self._one_by_one and widest <= limit
+        if len(group) == 1 and not lonely:
             rows = torch.from_numpy(per_model[0]).to(self.device)
             parts = [self._forward_rows(models, part) for part in torch.split(rows, limit)]
             return torch.cat([outputs for outputs, _ in parts]), torch.cat([y for _, y in parts]), lengths
-        widest = max(len(rows) for rows in per_model)
-        padded = np.zeros((len(group), widest), np.int64)
-        real = np.zeros((len(group), widest), bool)
+        if lonely:
+            # One matrix is multiplied by several threads, which rounds otherwise than one thread for each of several
+            # matrices: nobody is alone, so that measures depend neither on neighbours nor on the number of threads.
+            models, per_model = models.expand(2, -1), [per_model[0], per_model[0][:0]]
+        padded = np.zeros((len(per_model), widest), np.int64)
+        real = np.zeros((len(per_model), widest), bool)
         for i, mine in enumerate(per_model):
             padded[i, : len(mine)], real[i, : len(mine)] = mine, True
         x, y = self._data.batch(torch.from_numpy(padded).to(self.device))
@@ -184,6 +196,10 @@ class BatchedEngine:
             return outputs.flatten(0, 1), y.flatten(0, 1), lengths
         keep = torch.from_numpy(np.flatnonzero(real)).to(self.device)
         return outputs.flatten(0, 1)[keep], y.flatten(0, 1)[keep], lengths
+
+    def _padded(self, rows: int) -> int:
+        """Round up, on a CPU, so that every model's samples begin at an address that its product likes."""
+        return -(-rows // _ALIGNED) * _ALIGNED if self.device.type == "cpu" and not self._one_by_one else rows
 
     def _forward_rows(self, models: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = self._data.batch(rows)
