@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from rich.progress import track
+from rules import grid, into_page
 
 import fedalign.simulation.api
 from fedalign.experiments.config import load
@@ -30,7 +30,7 @@ from fedalign.simulation.engine_batched import BatchedEngine
 from fedalign.simulation.jobs import EvalJob
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT, PAGE = ROOT / "docs" / "results" / "auto", ROOT / "docs" / "rules.md"
+KEPT = ROOT / "docs" / "results" / "auto"
 LADDER = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, math.inf)
 SHARPNESS = [2 ** (i / 2) for i in range(-8, 5)]  # what scores are multiplied with to calibrate them
 
@@ -206,22 +206,8 @@ def cell(kept: Mapping[str, Any], name: str) -> str:
 
 def table(options: argparse.Namespace) -> None:
     results = {path.stem: json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))}
-    lines = [
-        "| candidates, judge | " + " | ".join(f"`{name}`" for name in results) + " |",
-        "|---" * (len(results) + 1) + "|",
-    ]
-    lines += [
-        f"| {name} | " + " | ".join(cell(kept, name) for kept in results.values()) + " |"
-        for name in ("priority", *VARIANTS)
-    ]
-    text = re.sub(
-        r"(<!-- auto -->\n).*?(<!-- end of auto -->)",
-        lambda m: m[1] + "\n".join(lines) + "\n" + m[2],
-        PAGE.read_text(encoding="utf-8"),
-        flags=re.S,
-    )
-    PAGE.write_text(text, encoding="utf-8")
-    print(PAGE)
+    rows = [[name, *(cell(kept, name) for kept in results.values())] for name in ("priority", *VARIANTS)]
+    into_page("auto", grid(["candidates, judge", *(f"`{name}`" for name in results)], rows))
 
 
 def main() -> None:

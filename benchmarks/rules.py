@@ -168,14 +168,14 @@ def table(options: argparse.Namespace) -> None:
         ]
     if missing:
         parts.append(f"\nNot run yet: {', '.join(f'`{name}`' for name in missing)}.")
+    into_page("table", "\n".join(parts))
+
+
+def into_page(mark: str, content: str) -> None:
+    """Replace what stands between two marks of docs/rules.md."""
     text = PAGE.read_text(encoding="utf-8")
-    new = re.sub(
-        r"(<!-- table -->\n).*?(<!-- end of table -->)",
-        lambda m: m[1] + "\n".join(parts) + "\n" + m[2],
-        text,
-        flags=re.S,
-    )
-    PAGE.write_text(new, encoding="utf-8")
+    between = rf"(<!-- {mark} -->\n).*?(<!-- end of {mark} -->)"
+    PAGE.write_text(re.sub(between, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.S), encoding="utf-8")
     print(PAGE)
 
 

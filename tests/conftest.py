@@ -10,6 +10,7 @@ import torch
 from hypothesis import settings
 
 import fedalign as fa
+from fedalign.cli import main
 from fedalign.experiments.store import RunStore
 
 settings.register_profile("fedalign", deadline=None, derandomize=True, max_examples=25)
@@ -68,3 +69,16 @@ def interrupted_before(monkeypatch, round):
     with monkeypatch.context() as patch:
         patch.setattr(RunStore, "append", stop)
         yield
+
+
+def assert_resumes_alike(monkeypatch, folder, settings, round):
+    """Run to the end; run again, interrupted before a round, and resume: all files must be the same to the byte."""
+    whole, cut = folder / "whole", folder / "cut"
+    assert main([*settings, "--out", str(whole)]) == 0
+    with interrupted_before(monkeypatch, round):
+        assert main([*settings, "--out", str(cut)]) == 130
+    assert main([*settings, "--out", str(cut), "--resume"]) == 0
+    files = [p.relative_to(whole) for p in whole.rglob("*") if p.name in ("rounds.jsonl", "model.safetensors")]
+    assert files
+    for file in files:
+        assert (cut / file).read_bytes() == (whole / file).read_bytes(), file

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, interrupted_before
+from conftest import assert_resumes_alike, blobs
 from torch import nn
 
 import fedalign as fa
@@ -190,14 +190,7 @@ def test_statistics_are_averaged_not_optimised():
 def test_a_servers_memory_survives_an_interruption(tmp_path, monkeypatch):
     settings = ["run", "synth-low", "--arms", "all,gradient", "--seeds", "1", "--rounds", "8", "--quiet"]
     settings += ["--set", "server.kind=fedadam", "--set", "server.lr=0.05", "--set", "data.samples=40"]
-    assert main([*settings, "--out", str(tmp_path / "whole")]) == 0
-    with interrupted_before(monkeypatch, round=5):
-        assert main([*settings, "--out", str(tmp_path / "cut")]) == 130
-    assert main([*settings, "--out", str(tmp_path / "cut"), "--resume"]) == 0
-    for arm in ("all", "gradient"):
-        for file in ("rounds.jsonl", "model.safetensors"):
-            ours, theirs = (tmp_path / d / arm / "seed-0" / file for d in ("cut", "whole"))
-            assert ours.read_bytes() == theirs.read_bytes()
+    assert_resumes_alike(monkeypatch, tmp_path, settings, round=5)
 
 
 def test_arms_in_toml(tmp_path, capsys):

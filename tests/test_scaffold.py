@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, interrupted_before
+from conftest import assert_resumes_alike, blobs
 from torch import nn
 
 import fedalign as fa
-from fedalign.cli import main
 from fedalign.simulation import api
 from fedalign.simulation.controls import Controls
 
@@ -122,10 +121,4 @@ def test_what_does_not_go_together():
 def test_the_variates_survive_an_interruption(tmp_path, monkeypatch):
     settings = ["run", "synth-low", "--arms", "all,fedalign,local", "--seeds", "1", "--rounds", "8", "--quiet"]
     settings += ["--set", "local.scaffold=true", "--set", "server.kind=fedavgm", "--set", "data.samples=40"]
-    assert main([*settings, "--out", str(tmp_path / "whole")]) == 0
-    with interrupted_before(monkeypatch, round=5):
-        assert main([*settings, "--out", str(tmp_path / "cut")]) == 130
-    assert main([*settings, "--out", str(tmp_path / "cut"), "--resume"]) == 0
-    for arm in ("all", "fedalign", "local"):
-        ours, theirs = (tmp_path / d / arm / "seed-0" / "rounds.jsonl" for d in ("cut", "whole"))
-        assert ours.read_bytes() == theirs.read_bytes()
+    assert_resumes_alike(monkeypatch, tmp_path, settings, round=5)
