@@ -356,7 +356,7 @@ def test_the_clients_policy(tmp_path):
     daily = Policy.read({"rounds-a-day": 2, "log": str(tmp_path / "log.jsonl"), "partition-id": 1})
     for _ in range(2):
         assert daily.refuses(rule, own, told, False) is None
-        daily.note(3, own, told, None)
+        daily.note(own, told, None)
     assert daily.refuses(rule, own, told, False) == "2 rounds a day are enough"
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["loss"], line["trained"]) for line in lines] == [(1.4, True)] * 2

@@ -57,7 +57,7 @@ def train(message: Message, context: Context) -> Message:
         put_model(content, "model", trained)
     else:
         content["declined"] = ConfigRecord({"reason": refusal})
-    policy.note(broadcast.round, own, broadcast, refusal)
+    policy.note(own, broadcast, refusal)
     return Message(content, reply_to=message)
 
 

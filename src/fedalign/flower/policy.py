@@ -63,13 +63,13 @@ class Policy:
             broadcast = replace(broadcast, epsilon=self.max_epsilon)
         return None if rule.offers(own, broadcast) else rule.why(own, broadcast, False)
 
-    def note(self, round: int, own: Measure, broadcast: Broadcast, refusal: str | None) -> None:
+    def note(self, own: Measure, broadcast: Broadcast, refusal: str | None) -> None:
         """Write down what it received and what it did."""
         if self.log is None:
             return
         line = {
-            "time": round_(time.time()),
-            "round": round,
+            "time": round(time.time(), 3),
+            "round": broadcast.round,
             "loss": own.loss,
             "accuracy": own.accuracy,
             "global_loss": broadcast.loss,
@@ -91,8 +91,3 @@ class Policy:
             except (ValueError, KeyError, TypeError) as error:
                 raise FedalignError(f"{self.log} has a damaged line: {error}") from error
         return count
-
-
-def round_(seconds: float) -> float:
-    """Keep a time to the millisecond."""
-    return round(seconds, 3)

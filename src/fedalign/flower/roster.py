@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -95,11 +95,6 @@ class RosterFile:
             elif self.unknown == "free":
                 found[node] = Entry(digest, f"node-{digest[:8]}")
         return found
-
-    def missing(self, present: Iterable[Entry]) -> list[str]:
-        """Name the priority clients that aren't there."""
-        there = {entry.key for entry in present}
-        return [entry.name for entry in self.entries if entry.priority and entry.key not in there]
 
 
 _TOP = ("client", "unknown")
