@@ -74,17 +74,19 @@ class RunStore:
         self._log_digest.update(line)
         return Mark(record.round + 1, offset, self._log_digest.hexdigest())
 
-    def checkpoint(self, mark: Mark, state: torch.Tensor) -> None:
-        """Store the model that belongs to a mark."""
-        state = state.detach().cpu().contiguous()
+    def checkpoint(self, mark: Mark, state: torch.Tensor | Sequence[torch.Tensor]) -> None:
+        """Store the state that belongs to a mark, as a tensor or as its rows (which need not be copied together)."""
+        tensors = [state] if isinstance(state, torch.Tensor) else list(state)
+        tensors = [t.detach().cpu().contiguous() for t in tensors]
         info = {
             "rounds": str(mark.rounds),
             "offset": str(mark.offset),
             "log": mark.digest,
-            "state": _digest(state),
+            "state": _digest(tensors),
         }
+        names = ["state"] if isinstance(state, torch.Tensor) else [f"state-{row}" for row in range(len(tensors))]
         fresh = self._latest.with_suffix(".new")
-        save_file({"state": state}, fresh, info)
+        save_file(dict(zip(names, tensors, strict=True)), fresh, info)
         if self._latest.exists():
             self._latest.replace(self._previous)
         fresh.replace(self._latest)
@@ -162,8 +164,15 @@ class RunStore:
     def _read_checkpoint(self, path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             info = file.metadata() or {}
-            state = file.get_tensor("state")
-        if info["state"] != _digest(state):
+            names = set(file.keys())
+            if "state" in names:
+                state = file.get_tensor("state")
+            else:
+                first = file.get_tensor("state-0")
+                state = first.new_empty(len(names), *first.shape)
+                for row in range(len(names)):
+                    state[row] = file.get_tensor(f"state-{row}")
+        if info["state"] != _digest([state]):
             raise ValueError("its checksum doesn't match")
         rounds, offset = int(info["rounds"]), int(info["offset"])
         with self.log.open("rb") as log:
@@ -181,5 +190,8 @@ def write_atomically(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def _digest(state: torch.Tensor) -> str:
-    return hashlib.sha256(state.numpy().data).hexdigest()  # no copy: a state may be hundreds of megabytes
+def _digest(tensors: Sequence[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.numpy().data)  # no copy: a state may be hundreds of megabytes
+    return digest.hexdigest()

@@ -307,13 +307,13 @@ def initial_module(model: ModelFactory | nn.Module, seed: int) -> nn.Module:
     return made.cpu()
 
 
-def state_of(done: RoundDone) -> torch.Tensor:
+def state_of(done: RoundDone) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Give what a run needs to go on after a round: the model; with a server optimiser its memory too, in rows.
 
-    Where every client has its own model (`Alone`), a row for each.
+    Where every client has its own model (`Alone`), a row for each, as they are: they may be large together.
     """
     if isinstance(done.model, tuple):
-        return torch.stack(done.model)
+        return done.model
     model: torch.Tensor = done.model
     return torch.stack([model, *done.memory]) if done.memory else model
 
