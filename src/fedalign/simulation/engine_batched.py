@@ -75,21 +75,22 @@ class BatchedEngine:
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
         """Measure. Jobs that share a model become one product; models with alike sample counts are stacked."""
         order: list[int] = []
-        losses: list[torch.Tensor] = []
-        right: list[torch.Tensor] = []
+        # One place for all sums: small results that outlive the large ones beside them would leave holes in memory.
+        losses = torch.zeros(len(jobs), dtype=torch.float64, device=self.device)
+        right = torch.zeros_like(losses)
         with torch.no_grad():
             for group in self._eval_groups(jobs):
+                begin = len(order)
                 order += [j for members in group for j in members]
                 outputs, y, lengths = self._eval_group(jobs, group)
-                losses.append(torch.segment_reduce(self._loss(outputs, y).double(), "sum", lengths=lengths))
+                here = slice(begin, len(order))
+                losses[here] = torch.segment_reduce(self._loss(outputs, y).double(), "sum", lengths=lengths)
                 if self._accuracy:
-                    right.append(torch.segment_reduce(hits(outputs, y), "sum", lengths=lengths))
+                    right[here] = torch.segment_reduce(hits(outputs, y), "sum", lengths=lengths)
         measures: dict[int, Measure] = {}
-        loss_sums = torch.cat(losses).tolist() if losses else []
-        hit_sums = torch.cat(right).tolist() if right else [None] * len(order)
-        for j, loss, hit in zip(order, loss_sums, hit_sums, strict=True):
+        for j, loss, hit in zip(order, losses.tolist(), right.tolist(), strict=True):
             n = len(jobs[j].rows)
-            measures[j] = Measure(loss / n, None if hit is None else hit / n, n)
+            measures[j] = Measure(loss / n, hit / n if self._accuracy else None, n)
         return [measures[j] for j in range(len(jobs))]
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
