@@ -19,8 +19,8 @@ demo: setup  ## the main job: five arms, five seeds, 200 rounds of synth-medium,
 test: setup lint  ## all tests
 	$(BIN)/pytest
 
-test-flower: setup  ## the tests with real Flower processes
-	$(BIN)/pytest -m 'processes or not processes' tests/test_flower.py tests/test_flower_processes.py
+test-flower: setup  ## the tests of the federation over Flower, with real processes; also part of `make test`
+	$(BIN)/pytest tests/test_flower.py tests/test_flower_processes.py
 
 lint: setup
 	$(BIN)/ruff check .

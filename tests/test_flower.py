@@ -193,7 +193,7 @@ def scaled(by):
             mine = reply.content["model"]["flat"].numpy()
             theirs = message.content["model"]["flat"].numpy()
             reply.content["model"] = ArrayRecord({"flat": Array(theirs + (mine - theirs) * by)})
-            reply.content["own"]["loss"] = float(message.content["task"]["loss"])
+            reply.content["measures"]["own.loss"] = float(message.content["task"]["loss"])
         return reply
 
     return change
@@ -267,7 +267,7 @@ def test_a_lost_free_node_is_lost_and_no_more(federation, tmp_path):
     server().run()
     clients = [r.clients[3] for r in history(tmp_path)[1:]]  # the first is the warm-up
     assert [c.decision for c in clients] == ["lost", "lost", "admitted", "admitted"]
-    assert clients[0].reason == "error 5: Node unavailable"
+    assert clients[0].reason == "its node has stopped answering"
     assert clients[1].reason == "no answer in 0.3 s"
 
 
@@ -465,6 +465,6 @@ def test_what_leaves_a_client(federation):
     allowed = {("model", "flat"), ("declined", "reason")}
     allowed |= {("samples", split) for split in ("train", "heldout", "test")}
     for name in ("own", "heldout-0", "test-0"):
-        allowed |= {(name, "loss"), (name, "accuracy"), (name, "samples")}
+        allowed |= {("measures", f"{name}.{what}") for what in ("loss", "accuracy", "samples")}
     assert keys <= allowed
     assert all(not isinstance(r, ConfigRecord) or set(r) == {"reason"} for c in seen for r in c.values())

@@ -1,4 +1,4 @@
-"""``fedalign flower``: create a Flower app, keep its roster."""
+"""``fedalign flower``: create a Flower app, keep its roster, run a node."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 def add(commands: Subcommands) -> None:
     """Add the command to the parser."""
-    command = commands.add_parser("flower", help="a real federation: create a Flower app, keep its roster")
+    command = commands.add_parser("flower", help="a real federation: create a Flower app, keep its roster, run a node")
     actions = command.add_subparsers(required=True, metavar="ACTION", parser_class=Parser)
     action = actions.add_parser("new", help="create a Flower app with a working example")
     action.add_argument("folder", type=Path, metavar="DIR")
     action.set_defaults(command=_flower_new)
+    # Nothing here is an option of ours, `--help` neither: all words are flower-supernode's.
+    action = actions.add_parser(
+        "node", help="flower-supernode, with a quick start for every message", prefix_chars="\0"
+    )
+    action.add_argument("arguments", nargs="*", metavar="…")
+    action.set_defaults(command=_flower_node)
     roster = actions.add_parser("roster", help="who is who, by their keys")
     steps = roster.add_subparsers(required=True, metavar="add|show", parser_class=Parser)
     for name, what in (("add", "add a client, or change it"), ("show", "list the clients")):
@@ -46,6 +52,12 @@ def _flower_new(options: argparse.Namespace) -> int:
         console.print(f"  {escape(str(path))}", soft_wrap=True)
     console.print(f"Next: change the functions in {escape(str(options.folder))}'s task.py, then see docs/deploy.md.")
     return 0
+
+
+def _flower_node(options: argparse.Namespace) -> int:
+    from fedalign.flower.warm import node
+
+    node(options.arguments)
 
 
 def _flower_roster(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from fedalign.errors import FedalignError
 from fedalign.flower.node import Node
 from fedalign.flower.policy import Policy
 from fedalign.flower.settings import Settings
-from fedalign.flower.wire import get_broadcast, get_model, put_measure, put_model
+from fedalign.flower.wire import get_broadcast, get_model, get_models, put_measures, put_model
 from fedalign.rules import Split
 
 app = ClientApp()
@@ -31,12 +31,13 @@ def hello(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the models of a message on one split, and on another where the server will ask for that next."""
     node, task = _node(context), _task(message)
-    names = sorted((n for n in message.content if n.startswith("model-")), key=lambda n: int(n.removeprefix("model-")))
-    models = [get_model(message.content, name, node.layout.size, node.layout.dtype) for name in names]
-    content = RecordDict()
+    models = list(get_models(message.content, node.layout.size, node.layout.dtype))
+    measures = {}
     for split in str(task["split"]).split("+"):
-        for name, measure in zip(names, node.measure(models, split) or [], strict=False):  # type: ignore[arg-type]
-            put_measure(content, name.replace("model", split), measure)
+        for i, measure in enumerate(node.measure(models, split) or []):  # type: ignore[arg-type]
+            measures[f"{split}-{i}"] = measure
+    content = RecordDict()
+    put_measures(content, measures)
     return Message(content, reply_to=message)
 
 
@@ -44,17 +45,17 @@ def evaluate(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Measure the model, decide, and train."""
     node, task, settings = _node(context), _task(message), Settings.read(context.run_config)
-    model = get_model(message.content, "model", node.layout.size, node.layout.dtype)
+    model = get_model(message.content, node.layout.size, node.layout.dtype)
     priority, broadcast = bool(task["priority"]), get_broadcast(task)
     measured = node.measure([model], _split(task))
     if measured is None:
         raise FedalignError(f"this client has no {task['split']} samples to measure the model on")
     own, policy, content = measured[0], Policy.read(context.node_config), RecordDict()
-    put_measure(content, "own", own)
+    put_measures(content, {"own": own})
     refusal = policy.refuses(settings.make_rule(), own, broadcast, priority)
     if refusal is None:
         trained = node.train(model, int(task["client"]), broadcast.round, int(task["rounds"]))
-        put_model(content, "model", trained)
+        put_model(content, trained)
     else:
         content["declined"] = ConfigRecord({"reason": refusal})
     policy.note(own, broadcast, refusal)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedalign.errors import FedalignError
@@ -35,7 +36,7 @@ from fedalign.simulation.driver import similarities
 from fedalign.simulation.layout import Layout
 
 log = logging.getLogger("flwr")
-_POLL = 0.1  # seconds between looks for replies; more when they are long in coming
+_POLL = 0.5  # seconds between looks for replies; more when they are long in coming
 
 
 class BelowQuorumError(Exception):
@@ -124,8 +125,7 @@ class GridDriver:
         contents = {}
         for k, mine in models.items():
             content = RecordDict()
-            for i, model in enumerate(mine):
-                put_model(content, f"model-{i}", model)
+            put_model(content, torch.stack(mine))
             put_task(content, k, 0, self._settings.rounds, splits, self.roster.priority[k], None)
             contents[k] = content
         answers = self._exchange(MEASURE, contents, f"{splits} measures")
@@ -146,7 +146,7 @@ class GridDriver:
         contents = {}
         for model, k in request.jobs:
             contents[k] = content = RecordDict()
-            put_model(content, "model", model)
+            put_model(content, model)
             rounds, priority = self._settings.rounds, self.roster.priority[k]
             put_task(content, k, request.round, rounds, request.split, priority, request.broadcast)
         answers = self._exchange(TRAIN, contents, "training")
@@ -172,7 +172,7 @@ class GridDriver:
         if not self.roster.priority[k] and own is None:
             return Lost("its measure of the model is missing or makes no sense")
         try:
-            model = get_model(answer, "model", self._layout.size, self._layout.dtype)
+            model = get_model(answer, self._layout.size, self._layout.dtype)
         except FedalignError as error:
             return Rejected(own, str(error))
         if not torch.isfinite(model).all():
@@ -231,7 +231,7 @@ class GridDriver:
                 # An error reply comes from the SuperLink, not from the node: what it replies to tells whose it is.
                 k = waiting.pop(reply.metadata.reply_to_message_id, -1)
                 if k >= 0:
-                    found[k] = _content(reply)
+                    found[k] = _content(reply, limit)
             if late:
                 break
             if waiting:
@@ -241,8 +241,12 @@ class GridDriver:
         return found
 
 
-def _content(reply: Message) -> RecordDict | Lost:
-    if reply.has_error():
-        lines = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
-        return Lost(f"error {reply.error.code}: {lines[-1][:200]}")
-    return reply.content
+def _content(reply: Message, limit: float) -> RecordDict | Lost:
+    if not reply.has_error():
+        return reply.content
+    if reply.error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
+        return Lost(f"no answer in {limit:g} s")
+    if reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+        return Lost("its node has stopped answering")
+    lines = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
+    return Lost(f"error {reply.error.code}: {lines[-1][:200]}")

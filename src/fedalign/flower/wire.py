@@ -15,14 +15,14 @@ from fedalign.rules import Broadcast, Measure
 HELLO, MEASURE, TRAIN = "query.hello", "evaluate", "train"
 
 
-def put_model(content: RecordDict, name: str, flat: torch.Tensor) -> None:
-    """Put a flat model into a message."""
-    content[name] = ArrayRecord({"flat": Array(flat.detach().cpu().numpy())})
+def put_model(content: RecordDict, model: torch.Tensor) -> None:
+    """Put a flat model into a message, or several, stacked: every object in a message costs the SuperLink time."""
+    content["model"] = ArrayRecord({"flat": Array(model.detach().cpu().numpy())})
 
 
-def get_model(content: RecordDict, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Take a flat model out of a message; refuse one of another shape or type."""
-    record = content.get(name)
+def get_models(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Take flat models out of a message, stacked; refuse those of another shape or type."""
+    record = content.get("model")
     if not isinstance(record, ArrayRecord) or list(record) != ["flat"]:
         raise FedalignError("it sent no model")
     try:
@@ -32,25 +32,35 @@ def get_model(content: RecordDict, name: str, size: int, dtype: torch.dtype) -> 
     wanted = torch.empty(0, dtype=dtype).numpy().dtype
     if array.dtype != wanted:
         raise FedalignError(f"its model is of type {array.dtype}, not {wanted}")
-    if array.shape != (size,):
+    if array.ndim not in (1, 2) or array.shape[-1] != size:
         raise FedalignError(f"its model has shape {array.shape}, not {(size,)}")
-    return torch.from_numpy(np.array(array))
+    return torch.from_numpy(np.array(array)).reshape(-1, size)
 
 
-def put_measure(content: RecordDict, name: str, measure: Measure) -> None:
-    """Put a measure into a message."""
-    values: dict[str, int | float] = {"loss": float(measure.loss), "samples": int(measure.samples)}
-    if measure.accuracy is not None:
-        values["accuracy"] = float(measure.accuracy)
-    content[name] = MetricRecord(values)  # type: ignore[arg-type]
+def get_model(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Take a single flat model out of a message."""
+    models = get_models(content, size, dtype)
+    if len(models) != 1:
+        raise FedalignError(f"it sent {len(models)} models, not one")
+    return models[0]
+
+
+def put_measures(content: RecordDict, measures: Mapping[str, Measure]) -> None:
+    """Put named measures into a message."""
+    values: dict[str, int | float] = {}
+    for name, measure in measures.items():
+        values |= {f"{name}.loss": float(measure.loss), f"{name}.samples": int(measure.samples)}
+        if measure.accuracy is not None:
+            values[f"{name}.accuracy"] = float(measure.accuracy)
+    content["measures"] = MetricRecord(values)  # type: ignore[arg-type]
 
 
 def get_measure(content: RecordDict, name: str) -> Measure | None:
     """Take a measure out of a message; None if there is none, or none that makes sense."""
-    record = content.get(name)
+    record = content.get("measures")
     if not isinstance(record, MetricRecord):
         return None
-    loss, samples, accuracy = record.get("loss"), record.get("samples"), record.get("accuracy")
+    loss, samples, accuracy = (record.get(f"{name}.{what}") for what in ("loss", "samples", "accuracy"))
     if not isinstance(loss, int | float) or not isinstance(samples, int) or samples < 1:
         return None
     if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
