@@ -5,6 +5,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:-federation}
 port=${PORT:-8000}
+node=${NODE:-fedalign flower node} # or NODE=flower-supernode: the same, but every message starts a Python
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 mkdir -p "$dir/logs"
 dir=$(cd "$dir" && pwd)
@@ -42,7 +43,7 @@ for _ in $(seq 60); do
 done
 for k in 0 1 2 3; do
   flwr supernode register "$dir/keys/site-$k.pub" here > "$dir/logs/register-$k.log" 2>&1 || grep -qi already "$dir/logs/register-$k.log"
-  start "site-$k" flower-supernode --superlink "127.0.0.1:$port" --root-certificates "$dir/keys/ca.crt" \
+  start "site-$k" $node --superlink "127.0.0.1:$port" --root-certificates "$dir/keys/ca.crt" \
     --auth-supernode-private-key "$dir/keys/site-$k" --host 127.0.0.1 --port $((port + 1 + k)) \
     --node-config "partition-id=$k log=\"$dir/logs/site-$k.jsonl\""
 done
