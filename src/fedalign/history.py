@@ -69,7 +69,9 @@ class RoundRecord:
     clients' loss on their training data) are of the aggregate. ``skipped`` says why nothing was aggregated, if so.
     ``models_down`` and ``models_up`` count models sent to and by clients, ``samples`` the samples that clients trained
     on, passes included. ``tried`` are the candidates of a rule that lets the priority clients choose,
-    ``fallback`` is their way back from such choices.
+    ``fallback`` is their way back from such choices. ``inclusion`` is the theory's factor ``1/(1 + Σ p_k I_k)``, the
+    priority clients' part of the aggregate, and ``theta`` its mean over the rounds so far; ``objective`` (F with its
+    regulariser, of the aggregate) and ``rho`` are there where the theory's assumptions hold (docs/theory.md).
     """
 
     round: int
@@ -87,6 +89,10 @@ class RoundRecord:
     samples: int = 0
     tried: tuple[Tried, ...] = ()
     fallback: Fallback | None = None
+    inclusion: float = 1.0
+    theta: float = 1.0
+    objective: float | None = None
+    rho: float | None = None
 
     @property
     def admitted(self) -> int:
@@ -139,6 +145,8 @@ class History:
                     "global_accuracy",
                     "test_accuracy",
                     "test_loss",
+                    "inclusion",
+                    "theta",
                 )
             }
             rows += [{**shared, **asdict(client)} for client in r.clients]

@@ -33,6 +33,7 @@ class LocalSGD:
     epochs: int | None = None  #: passes over the data in a round; exactly one of epochs and steps
     steps: int | None = None  #: batches in a round, continuing into further passes where needed
     batch_size: int | None = 50  #: None: full batch
+    fresh: bool = False  #: draw every batch of `steps` anew, as the theory has it, not in passes over the data
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None  #: largest gradient norm; None: no clipping
@@ -48,6 +49,8 @@ class LocalSGD:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1):
                 raise FedalignError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.fresh and (self.steps is None or self.batch_size is None):
+            raise FedalignError("fresh draws every batch anew, so it goes with steps and a batch_size")
         for name in ("momentum", "weight_decay", "mu"):
             value = getattr(self, name)
             if not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
@@ -90,6 +93,8 @@ class LocalSGD:
         """
         if self.epochs is not None:
             return self.epochs * samples
+        if self.fresh:
+            return (self.steps or 0) * min(self.batch_size or samples, samples)
         passes, rest = divmod(self.steps or 0, self.batches_per_epoch(samples))
         return passes * samples + min(rest * (self.batch_size or samples), samples)
 

@@ -118,6 +118,8 @@ def federated(
     state = _State.restore(model, memory, last)
     for round in range(start, plan.rounds):
         state, record = yield from _round(plan, round, state)
+        before = round * last.theta if last is not None else 0.0
+        last = record = replace(record, theta=(before + record.inclusion) / (round + 1))
         yield RoundDone(record, state.now.model, state.memory)
         history.rounds.append(record)
     return Result(state.now.model, history)
@@ -245,6 +247,7 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
         samples=sum(plan.work[k] for k in (*sent, *trained_alone)) if plan.work else 0,
         tried=choice.tried if choice else (),
         fallback=state.fallback if state.fallback != Fallback() else None,
+        inclusion=min(1.0, math.fsum(s for k, s in shares.items() if roster.priority[k])) if shares else 1.0,
     )
     return state, record
 

@@ -26,7 +26,7 @@ from fedalign.rules import Align, AutoAlign, Measure, PriorityOnly, Rule, Split
 from fedalign.server import Partial, ServerOptimizer
 from fedalign.simulation.checks import check_model, check_repeatable
 from fedalign.simulation.controls import Controls
-from fedalign.simulation.driver import Driver, Event, LiveRun
+from fedalign.simulation.driver import Driver, Event, LiveRun, Watch
 from fedalign.simulation.engine_batched import BatchedEngine
 from fedalign.simulation.engine_reference import ReferenceEngine
 from fedalign.simulation.jobs import Data, Engine, EvalJob
@@ -55,6 +55,7 @@ class RunSpec:
     state: torch.Tensor | None = None  #: the model to go on from, flat (see :func:`state_of`)
     last: RoundRecord | None = None  #: the record of the round before
     server: ServerOptimizer | None = None  #: None: the server takes the mean, as FedAvg does
+    watch: Watch | None = None  #: looks at every finished round, and may add to its record
 
 
 @dataclass(frozen=True)
@@ -346,7 +347,9 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
             controls = Controls(len(spec.federation), layout, device, kept)
             memory = memory[:here] if memory else []
         run = federated(plan, first, spec.start, tuple(memory), spec.last)
-    return LiveRun(run, spec.federation, local, spec.seed, spec.rounds, controls=controls)
+    return LiveRun(
+        run, spec.federation, local, spec.seed, spec.rounds, controls=controls, watch=spec.watch, last=spec.last
+    )
 
 
 def _result(run: LiveRun, template: nn.Module, layout: Layout, clients: tuple[Measure | None, ...]) -> SimulationResult:
@@ -360,4 +363,4 @@ def _result(run: LiveRun, template: nn.Module, layout: Layout, clients: tuple[Me
 
     flat = run.result.model
     model = [module_of(one) for one in flat] if isinstance(flat, tuple) else module_of(flat)
-    return SimulationResult(model, run.result.history, None, clients)
+    return SimulationResult(model, History(run.records), None, clients)

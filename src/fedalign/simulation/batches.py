@@ -26,7 +26,7 @@ class Outline:
         self.lengths = np.array([len(job.rows) for job in jobs], np.int64)
         self.steps = np.array([job.steps for job in jobs], np.int64)
         per_epoch = np.array([local.batches_per_epoch(n) for n in self.lengths.tolist()], np.int64)
-        self.epochs = int(np.ceil(self.steps / per_epoch).max())
+        self.epochs = int(self.steps.max() if local.fresh else np.ceil(self.steps / per_epoch).max())
         self.longest = int(self.lengths.max())
         self.size = local.width_for(self.longest)
         self.width = int(per_epoch.max()) * self.size
@@ -36,7 +36,9 @@ class Outline:
         self.owned = torch.from_numpy(owned).to(data.device)
         step = np.arange(int(self.steps.max()))[None, :]
         epoch, place = step // per_epoch[:, None], step % per_epoch[:, None]
-        self.alike = bool((per_epoch == per_epoch[0]).all() and (self.steps == self.steps[0]).all())
+        if local.fresh:  # the first batch of a pass of its own
+            epoch, place = np.broadcast_to(step, epoch.shape), np.zeros_like(place)
+        self.alike = bool(not local.fresh and (per_epoch == per_epoch[0]).all() and (self.steps == self.steps[0]).all())
         self.where = torch.from_numpy(np.stack([np.minimum(epoch, self.epochs - 1), place]))
         self.counts = np.minimum(self.size, self.lengths[:, None] - place * self.size)
         self.counts[step >= self.steps[:, None]] = 0

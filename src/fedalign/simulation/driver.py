@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,8 @@ from fedalign.simulation.controls import Controls
 from fedalign.simulation.jobs import Engine, EvalJob, Trained, TrainJob
 
 _ROUNDING = 1e-9  # of weights that sum to 1
+#: Looks at a finished round, and the record before, and gives the record with what it has to add.
+Watch = Callable[[RoundDone, RoundRecord | None], RoundRecord]
 
 
 @dataclass
@@ -51,6 +53,8 @@ class LiveRun:
     received: dict[int, torch.Tensor] = field(default_factory=dict)  # the model each invited client has
     kept: dict[int, Trained] = field(default_factory=dict)  # updates that a rule wanted to see
     controls: Controls | None = None  # SCAFFOLD's
+    watch: Watch | None = None
+    last: RoundRecord | None = None
 
     def job(self, k: int) -> TrainJob:
         """Describe client k's local work in this round."""
@@ -142,9 +146,13 @@ class Driver:
                 events.append((index, run.error))
         for index, run in enumerate(self.runs):
             if isinstance(run.request, RoundDone):
-                run.records.append(run.request.record)
+                done = run.request
+                if run.watch is not None:
+                    done = replace(done, record=run.watch(done, run.last))
+                run.last = done.record
+                run.records.append(done.record)
                 controls = run.controls.rows() if run.controls is not None else ()
-                events.append((index, replace(run.request, memory=(*run.request.memory, *controls))))
+                events.append((index, replace(done, memory=(*done.memory, *controls))))
         return events
 
     def _evaluate(self, runs: Sequence[LiveRun]) -> None:
