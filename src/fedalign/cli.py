@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from fedalign.commands import data, flower, overview, paper, report, run
+from fedalign.commands import data, flower, overview, paper, report, run, theory
 from fedalign.commands.options import BAD_INPUT, INTERRUPTED, Parser
 from fedalign.commands.speech import errors
 from fedalign.errors import FedalignError
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="fedalign", description="Prioritized federated learning.")
     parser.add_argument("--version", action="version", version=f"fedalign {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for module in (overview, run, report, paper, data, flower):
+    for module in (overview, run, report, paper, data, theory, flower):
         module.add(commands)
     return parser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import nn
 
 from fedalign.errors import FedalignError
@@ -20,6 +21,18 @@ def logistic(inputs: int, classes: int) -> nn.Module:
     """
     _at_least_one(inputs=inputs, classes=classes)
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def linear(inputs: int, outputs: int = 1) -> nn.Module:
+    """Build a linear model without bias that starts at zero, in double precision: the theory's.
+
+    >>> linear(3)
+    Linear(in_features=3, out_features=1, bias=False)
+    """
+    _at_least_one(inputs=inputs, outputs=outputs)
+    model = nn.Linear(inputs, outputs, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    return model
 
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Module:
@@ -65,4 +78,4 @@ def _at_least_one(**sizes: int) -> None:
             raise FedalignError(f"model.{name} must be at least 1, not {size}")
 
 
-BY_NAME: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
+BY_NAME: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "linear": linear, "mlp": mlp, "cnn": cnn}

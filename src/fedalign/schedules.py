@@ -153,6 +153,20 @@ class InverseTime(Schedule):
 
 
 @dataclass(frozen=True)
+class Theory(Schedule):
+    """The theorems' learning rate, ``2/(μ(t + γ))``, with the constants of the experiment's own federation.
+
+    An experiment puts an :class:`InverseTime` in its place; until then it has no values.
+    """
+
+    counts: ClassVar[Literal["rounds", "steps"]] = "steps"
+
+    def at(self, t: int, total: int) -> float:
+        """Say that it isn't bound to a federation."""
+        raise ValueError('schedule "theory" needs the federation of an experiment')
+
+
+@dataclass(frozen=True)
 class FromCallable(Schedule):
     """Any Python callable of the round."""
 
@@ -171,6 +185,7 @@ BY_NAME: dict[str, type[Schedule]] = {
     "step": Step,
     "piecewise": Piecewise,
     "inverse-time": InverseTime,
+    "theory": Theory,
 }
 
 Schedulable = float | Schedule | Callable[[int], float]

@@ -42,6 +42,7 @@ def add(commands: Subcommands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from fedalign.experiments.config import load
     from fedalign.experiments.runner import free_folder, latest_folder
+    from fedalign.report import theory
     from fedalign.report.load import read_run
     from fedalign.report.page import write_report
     from fedalign.report.table import incentive_table, terminal_table
@@ -55,6 +56,8 @@ def _run(options: argparse.Namespace) -> int:
     console.print(terminal_table(outcome.summary))
     if (gains := incentive_table(outcome.summary)) is not None:
         console.print(gains)
+    if "theory" in outcome.summary:
+        console.print(theory.table(outcome.summary["theory"]))
     report = write_report([read_run(folder)], folder)
     for path in [folder / "summary.json", report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
         console.print(f"  {escape(str(path))}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 import typing
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from torch import nn
 
 from fedalign import models
+from fedalign.data.convex import Multinomial, Quadratic
 from fedalign.data.images import Cifar10, Emnist, FashionMnist, Idx, ImageData
 from fedalign.data.synth import Synth
 from fedalign.errors import FedalignError, nearest
@@ -24,9 +26,10 @@ from fedalign.losses import PerSampleLoss, cross_entropy, squared_error
 from fedalign.other_rules import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
 from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
 from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly, Rule
-from fedalign.schedules import Schedule
+from fedalign.schedules import InverseTime, Schedule, Theory
 from fedalign.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from fedalign.simulation.api import Alone, RunSpec
+from fedalign.simulation.driver import Watch
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,10 @@ class Folder:
         )
 
 
-DATA: dict[str, Callable[..., Synth | Folder | ImageData]] = {
+DATA: dict[str, Callable[..., Synth | Folder | ImageData | Quadratic | Multinomial]] = {
     "synth": Synth,
+    "quadratic": Quadratic,
+    "multinomial": Multinomial,
     "fmnist": FashionMnist,
     "emnist": Emnist,
     "cifar10": Cifar10,
@@ -84,6 +89,7 @@ _TOP: dict[str, Any] = {
     "loss": Literal["cross-entropy", "squared-error"],
     "device": str,
     "tf32": bool,
+    "theory": bool,
 }
 _DEFAULTS: dict[str, Any] = {
     "description": "",
@@ -97,6 +103,7 @@ _DEFAULTS: dict[str, Any] = {
     "loss": "cross-entropy",
     "device": "auto",
     "tf32": False,
+    "theory": False,
 }
 #: Arms from the literature: the rule, and the setting of its own.
 _OTHERS: dict[str, tuple[Callable[..., Rule], str]] = {
@@ -166,14 +173,16 @@ class Experiment:
         self.arms: list[str] = settings["arms"]
         self.seeds = list(range(settings["seeds"]))
         self._data = construct(settings["data"], DATA)
-        self._participation = construct(settings["participation"], PARTICIPATION)
+        self.participation = construct(settings["participation"], PARTICIPATION)
         self._server = construct(settings["server"], SERVERS)
         self.loss = LOSSES[settings["loss"]]
         self.device: str = settings["device"]
         self.tf32: bool = settings["tf32"]
+        self._theory: dict[Any, tuple[InverseTime | None, Watch | None, Federation]] = {}
         for arm in {*self.arms, *settings.get("arm", {})}:
             self._rule(arm)
-            self._local(arm).check(self.rounds)
+            if not isinstance(self.local(arm).schedule, Theory):
+                self.local(arm).check(self.rounds)
 
     def model(self) -> nn.Module:
         """Make the experiment's model."""
@@ -190,15 +199,37 @@ class Experiment:
 
     def _spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
         warmup = self._arm(arm).get("warmup", self.settings["warmup"])
+        local, watch = self.local(arm), None
+        if self.settings["theory"] or isinstance(local.schedule, Theory):
+            local, watch = self._in_theory(federation, local)
         return RunSpec(
-            federation, self._rule(arm), self.rounds, warmup, self._local(arm), self._participation, seed,
-            server=self._server,
+            federation, self._rule(arm), self.rounds, warmup, local, self.participation, seed,
+            server=self._server, watch=watch,
         )  # fmt: skip
+
+    def _in_theory(self, federation: Federation, local: LocalSGD) -> tuple[LocalSGD, Watch | None]:
+        """Bind the theorems' learning rate to the federation, and watch the run; not where an assumption fails."""
+        from fedalign.theory.setting import TheoryWatch, setting_of, theorem_rate
+
+        key = (id(federation), local.mu)  # what arms may change, the rate aside
+        if key not in self._theory:
+            try:
+                setting = setting_of(self.settings, federation, local)
+                self._theory[key] = theorem_rate(setting), TheoryWatch.of(setting), federation
+            except FedalignError:
+                if isinstance(local.schedule, Theory):
+                    raise
+                self._theory[key] = None, None, federation
+        rate, watch, _ = self._theory[key]
+        if isinstance(local.schedule, Theory) and rate is not None:
+            local = dataclasses.replace(local, lr=rate)
+        return local, watch
 
     def _arm(self, arm: str) -> dict[str, Any]:
         return dict(self.settings.get("arm", {}).get(arm, {}))
 
-    def _local(self, arm: str) -> LocalSGD:
+    def local(self, arm: str) -> LocalSGD:
+        """Describe an arm's local work."""
         own = {key: value for key, value in self._arm(arm).items() if key in ("lr", "mu")}
         return LocalSGD(**{**self.settings["local"], **own})
 

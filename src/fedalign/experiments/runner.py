@@ -151,6 +151,10 @@ def execute(
         "seconds": round(earlier + time.monotonic() - began, 3),
         "arms": summarise(histories, diverged, {arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)}),
     }
+    if experiment.settings["theory"]:
+        from fedalign.theory.summary import summarise as theory_of
+
+        summary["theory"] = theory_of(experiment.settings, prepared.runs, histories, experiment.model)
     alone = next((arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)), None)
     if alone is not None:
         tests: dict[str, dict[int, list[dict[str, Any]]]] = {}

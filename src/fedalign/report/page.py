@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedalign.errors import FedalignError
 from fedalign.protocol import warmup_rounds
-from fedalign.report import plots
+from fedalign.report import plots, theory
 from fedalign.report.load import RunFolder
 from fedalign.report.table import HEADINGS, INCENTIVE, NOTE, incentive_rows, rows
 
@@ -78,6 +79,15 @@ def _draw(run: RunFolder, folder: Path, prefix: str) -> list[Path]:
         if plots.selects(histories):
             figure = plots.admitted(histories, f"{run.name}: free clients admitted by {arm}")
             written += plots.save(figure, folder / f"{prefix}admitted-{arm}")
+    if any(r.theta < 1 for own in run.histories.values() for h in own.values() for r in h.rounds):
+        shared = {a: h for a, h in run.histories.items() if not run.summary["arms"][a]["alone"]}
+        title = f"{run.name}: θ, the priority clients' part of the aggregate, mean so far"
+        written += plots.save(plots.curves(shared, "theta", title, "θ", warmup), folder / f"{prefix}theta")
+    if any(r.rho for own in run.histories.values() for h in own.values() for r in h.rounds):
+        title = f"{run.name}: ρ, the bound's bias, so far"
+        written += plots.save(plots.curves(run.histories, "rho", title, "ρ", warmup), folder / f"{prefix}rho")
+    if (drawn := theory.picture(run.summary.get("theory", {}), f"{run.name}: error and bound")) is not None:
+        written += plots.save(drawn, folder / f"{prefix}theory")
     alone = next((arm for arm, figures in run.summary["arms"].items() if figures["alone"]), None)
     if alone is not None and run.summary.get("incentive"):
         drawn = plots.incentive(run.clients, alone, f"{run.name}: free clients, shared model against their own")
@@ -118,5 +128,20 @@ def _section(run: RunFolder, pictures: Sequence[Path]) -> str:
         f'<p class="note">{summary["rounds"]} rounds, seeds {", ".join(map(str, summary["seeds"]))}, on '
         f"{html.escape(summary['device'])}, {summary['seconds']:.1f} s. Final figures are means of the last 10 rounds; "
         f"± is the standard deviation over seeds. {NOTE} Settings: config.toml beside this page's run.</p>"
-        f"{gains}{images}"
+        f"{gains}{_theory(summary.get('theory'))}{images}"
+    )
+
+
+def _theory(summary: Mapping[str, Any] | None) -> str:
+    if not summary:
+        return ""
+    if "fails" in summary:
+        return f'<h2>Theory</h2><p class="bad">No bound: {html.escape(summary["fails"])}.</p>'
+    head = "".join(f"<th>{heading}</th>" for heading in theory.HEADINGS)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>" for cells in theory.rows(summary)
+    )
+    return (
+        f"<h2>Theory</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        f'<p class="note">{html.escape(theory.NOTE)}</p>'
     )

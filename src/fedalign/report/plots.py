@@ -25,7 +25,7 @@ _COLOURS = {
     "fedalign-train": "#E69F00",
     "auto": "#CC79A7",
 }
-_SPARE = ("#56B4E9", "#F0E442", "#000000", "#8C564B")
+_SPARE = ("#56B4E9", "#F0E442", "#000000", "#8C564B", "#7570B3", "#66A61E", "#D4376B", "#5F9EA0")
 _STYLE: dict[str, Any] = {
     "font.size": 10,
     "axes.spines.top": False,

@@ -1,0 +1,71 @@
+"""The theory's table and pictures, from a run's summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from fedalign.report import plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEADINGS = ("arm", "θ_T", "ρ_T", "bound", "measured", "exact", "ratio", "printed")
+NOTE = (
+    "After the last round. Bound: Theorem 1 (under partial participation 2), corrected as in docs/theory.md; "
+    "printed: as the paper has it. Measured: the mean of F(w_T) − F* over seeds. Exact: the expected error of least "
+    "squares for the inclusions that happened, where they are the same in all seeds."
+)
+
+
+def rows(theory: Mapping[str, Any]) -> list[list[str]]:
+    """Give the table's cells, or for an arm without a bound the reason."""
+    found = []
+    for arm, figures in theory.get("arms", {}).items():
+        if "fails" in figures:
+            found.append([arm, figures["fails"], *[""] * (len(HEADINGS) - 2)])
+            continue
+        exact = f"{figures['exact']:.3g}" if "exact" in figures else "–"
+        ratio = "–" if figures["ratio"] is None else f"{figures['ratio']:.3g}"
+        numbers = [f"{figures[name]:.3g}" for name in ("theta", "rho", "corrected", "error")]
+        found.append([arm, *numbers, exact, ratio, f"{figures['printed']:.3g}"])
+    return found
+
+
+def table(theory: Mapping[str, Any]) -> Table | str:
+    """Draw the table for the terminal; where an assumption fails, say which."""
+    if "fails" in theory:
+        return f"No bound: {theory['fails']}."
+    drawn = Table(caption=NOTE)
+    for number, heading in enumerate(HEADINGS):
+        drawn.add_column(heading, justify="right" if number else "left")
+    for row in rows(theory):
+        drawn.add_row(*row)
+    return drawn
+
+
+def picture(theory: Mapping[str, Any], title: str) -> Figure | None:
+    """Draw error and bound over local steps on log axes, and what ε trades: θ_T against ρ_T."""
+    arms = {arm: f for arm, f in theory.get("arms", {}).items() if "fails" not in f}
+    if not arms:
+        return None
+    figure, axes = plots.panels(1, 2)
+    errors, trade = axes[0]
+    for index, (arm, f) in enumerate(arms.items()):
+        tint = plots.colour(arm, index)
+        steps = [t + f["constants"]["gamma"] for t in f["curves"]["T"]]
+        errors.plot(steps, f["curves"]["error"], color=tint, label=arm, linewidth=1.6)
+        errors.plot(steps, f["curves"]["corrected"], color=tint, linestyle="--", linewidth=1.2)
+        if "exact" in f["curves"]:
+            errors.plot(steps, f["curves"]["exact"], color=tint, linestyle=":", linewidth=2.6, alpha=0.6)
+        trade.plot(f["theta"], f["rho"], "o", color=tint)
+        trade.annotate(arm, (f["theta"], f["rho"]), xytext=(5, 4), textcoords="offset points", fontsize=9)
+    errors.set(xscale="log", yscale="log", xlabel="local steps T + γ", ylabel="E[F(w_T)] − F*")
+    errors.set_title("solid: measured, dotted: exact, dashed: bound", fontsize=9)
+    errors.legend(frameon=False, fontsize=8, ncols=2)
+    trade.set(xlabel="θ_T: less is more free clients", ylabel="ρ_T: bias")
+    trade.margins(0.15)
+    figure.suptitle(title)
+    return figure

@@ -1,0 +1,165 @@
+"""From an experiment to the theory's problem, or to the assumption that fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedalign.errors import FedalignError
+from fedalign.federation import Federation
+from fedalign.history import RoundRecord
+from fedalign.local import LocalSGD
+from fedalign.messages import RoundDone
+from fedalign.rules import Align, Everyone, PriorityOnly, Rule
+from fedalign.schedules import InverseTime, Theory
+from fedalign.simulation.api import Alone
+from fedalign.theory.constants import Constants, constants
+from fedalign.theory.problem import Array, LeastSquares, Objective, Problem, Softmax
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A federation as the theory sees it: objectives, local work, and how flat weights are read."""
+
+    problem: Problem
+    local_steps: int
+    batch: int | None
+    draws: int | None
+    outputs: int
+    bias: bool
+
+    def weights(self, flat: Any) -> Array:
+        """Read a model's flat weights in the problem's order: of each output, its row, then its bias."""
+        vector: Array = np.asarray(flat.detach().cpu().double())
+        if not self.bias:
+            return vector
+        rows, bias = vector[: -self.outputs].reshape(self.outputs, -1), vector[-self.outputs :]
+        return np.concatenate([rows, bias[:, None]], axis=1).reshape(-1)
+
+    def constants(
+        self, start: Array, radius: float | None = None, moments: tuple[float, float] | None = None
+    ) -> Constants:
+        """Compute the constants for a run from ``start``."""
+        return constants(self.problem, start, self.local_steps, self.batch, self.draws, radius, moments)
+
+
+def check_settings(settings: Mapping[str, Any], local: LocalSGD) -> None:
+    """Refuse what no federation can put right; a :class:`FedalignError` says which assumption fails."""
+    kind = settings["model"]["kind"]
+    if kind not in ("linear", "logistic"):
+        raise FedalignError(f"Assumption 2 (strong convexity) fails: the objective of the model {kind!r} is not convex")
+    plain = {"momentum": local.momentum, "mu": local.mu, "clip": local.clip, "scaffold": local.scaffold}
+    for name, value in plain.items():
+        if value:
+            raise FedalignError(f"the theorems are about plain SGD, but local.{name} is {value}")
+    if settings["server"]["kind"] != "fedavg":
+        raise FedalignError(f"the theorems are about the mean, but server.kind is {settings['server']['kind']!r}")
+    if settings["participation"]["kind"] not in ("full", "bernoulli", "replacement"):
+        raise FedalignError(
+            "the theorems need all priority clients, or draws with replacement (Theorem 2), but participation.kind is "
+            f"{settings['participation']['kind']!r}"
+        )
+    if settings["loss"] == "cross-entropy" and not local.weight_decay:
+        raise FedalignError(
+            "Assumption 2 (strong convexity) fails: cross-entropy needs a regulariser, and local.weight_decay is 0"
+        )
+
+
+def setting_of(settings: Mapping[str, Any], federation: Federation, local: LocalSGD) -> Setting:
+    """Read an experiment's settings; a :class:`FedalignError` says which assumption fails."""
+    check_settings(settings, local)
+    kind, loss, part = settings["model"]["kind"], settings["loss"], settings["participation"]
+    steps = {local.steps_for(len(client.train)) for client in federation.clients}
+    if len(steps) > 1:
+        raise FedalignError(
+            f"every client must make the same number E of local steps, not {sorted(steps)}: set local.steps"
+        )
+    smallest = min(len(client.train) for client in federation.clients)
+    batch = (
+        None
+        if local.batch_size is None or local.batch_size >= max(len(c.train) for c in federation.clients)
+        else local.batch_size
+    )
+    if batch is not None and not local.fresh and next(iter(steps)) > 1:
+        raise FedalignError(
+            "Assumption 3 (unbiased gradients) fails: the batches of a pass over the data depend on each other; "
+            "set local.fresh = true, or batch_size to the data's"
+        )
+    if batch is not None and batch > smallest:
+        raise FedalignError(f"batch_size {batch} is more than some client's {smallest} samples")
+    outputs = settings["model"].get("outputs") or settings["model"]["classes"]
+    objectives: list[Objective] = []
+    bias = kind == "logistic"
+    for client in federation.clients:
+        x = federation.pool.x[client.train].numpy().astype(np.float64).reshape(len(client.train), -1)
+        if federation.pool.x.dtype.is_floating_point is False:
+            raise FedalignError("the theory reads features as they are: images of bytes are normalised on the way")
+        x = np.concatenate([x, np.ones((len(x), 1))], axis=1) if bias else x
+        y = federation.pool.y[client.train].numpy().astype(np.float64)
+        if loss == "squared-error":
+            if outputs != 1:
+                raise FedalignError(f"least squares is for one output, not {outputs}")
+            objectives.append(LeastSquares(x, y.reshape(-1), local.weight_decay))
+        else:
+            objectives.append(Softmax(x, y, local.weight_decay, outputs))
+    roster = federation.roster
+    problem = Problem(objectives, np.asarray(roster.priority, bool), np.asarray(roster.p, np.float64))
+    return Setting(problem, next(iter(steps)), batch, part.get("draws"), outputs, bias)
+
+
+def theorem_rate(setting: Setting) -> InverseTime:
+    """Give η_t = 2/(μ(t + γ)) with the federation's own μ and γ."""
+    c = setting.constants(np.zeros(setting.problem.size))
+    return InverseTime(c.mu, c.gamma)
+
+
+def check_rate(local: LocalSGD, c: Constants) -> None:
+    """Refuse a learning rate that isn't the theorem's."""
+    rate = local.schedule
+    if isinstance(rate, Theory):
+        return
+    same = isinstance(rate, InverseTime) and rate.numerator == 2.0
+    if not (same and math.isclose(rate.mu, c.mu, rel_tol=1e-6) and math.isclose(rate.gamma, c.gamma, rel_tol=1e-6)):  # type: ignore[attr-defined]
+        raise FedalignError(
+            f"the learning rate is not the theorems': they need η_t = 2/(μ(t+γ)) with μ = {c.mu:.6g} and γ = "
+            f'{c.gamma:.6g} (local.lr = {{schedule = "theory"}}), not {rate}'
+        )
+
+
+def holds_for(rule: Rule | Alone) -> bool:
+    """Tell whether a rule decides before clients train, as the theorems' indicators do."""
+    return isinstance(rule, Align | Everyone | PriorityOnly) and not rule.needs_updates
+
+
+@dataclass(frozen=True)
+class TheoryWatch:
+    """Adds F(w) with its regulariser, and the running ρ_T, to every round's record."""
+
+    setting: Setting
+    gaps: tuple[float, ...]
+    mu: float
+    L: float
+    gamma: float
+
+    @classmethod
+    def of(cls, setting: Setting) -> TheoryWatch:
+        """Make the watch; it needs Γ_k, which does not depend on where a run starts."""
+        c = setting.constants(np.zeros(setting.problem.size))
+        return cls(setting, c.gaps, c.mu, c.L, c.gamma)
+
+    def __call__(self, done: RoundDone, last: RoundRecord | None) -> RoundRecord:
+        """Look at a finished round."""
+        from dataclasses import replace
+
+        record, E = done.record, self.setting.local_steps
+        ahead = self.mu / (2 * self.L)  # ρ_T = 1/ahead · Σ bias / (T + γ − 2)
+        T = (record.round + 1) * E
+        total = last.rho * ahead * (T - E + self.gamma - 2) if last is not None and last.rho is not None else 0.0
+        total += E * sum(c.weight * self.gaps[c.id] for c in record.clients if not c.priority)
+        rho = total / ahead / (T + self.gamma - 2)
+        objective = self.setting.problem.value(self.setting.weights(done.model))
+        return replace(record, objective=objective, rho=rho)
