@@ -12,6 +12,7 @@ from hypothesis import settings
 import fedalign as fa
 from fedalign.cli import main
 from fedalign.experiments.store import RunStore
+from fedalign.report import plots
 
 settings.register_profile("fedalign", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("fedalign")
@@ -54,6 +55,24 @@ def flat(module: torch.nn.Module) -> torch.Tensor:
 def _own_folder(tmp_path, monkeypatch):
     """Run every test in an empty folder, so that nothing is written into the checkout."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _small_pictures(request, monkeypatch):
+    """Draw reports' pictures small, which takes a third of the time; tests of pictures have the mark ``pictures``."""
+
+    def save(figure, path, suffixes=(".png", ".pdf")):
+        figure.set_layout_engine("none")
+        targets = [path.with_name(path.name + suffix) for suffix in suffixes]
+        for target in targets:
+            figure.savefig(target, dpi=20)
+        plt.close(figure)
+        return targets
+
+    if request.node.get_closest_marker("pictures") is None:
+        import matplotlib.pyplot as plt
+
+        monkeypatch.setattr(plots, "save", save)
 
 
 @contextlib.contextmanager

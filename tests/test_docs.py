@@ -15,6 +15,8 @@ import fedalign
 from fedalign import cli
 from fedalign.experiments.config import load
 
+pytestmark = pytest.mark.pictures
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -20,6 +20,8 @@ from fedalign.data import catalogue, download, images, sources
 from fedalign.data.sources import Remote, Splits, read_idx_folder
 from fedalign.errors import FedalignError
 
+pytestmark = pytest.mark.pictures
+
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 

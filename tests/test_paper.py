@@ -14,6 +14,8 @@ from fedalign.paper.jobs import jobs
 from fedalign.paper.verdicts import judge
 from fedalign.report.load import read_run
 
+pytestmark = pytest.mark.pictures
+
 
 def run(*arguments):
     return main([str(argument) for argument in arguments])
