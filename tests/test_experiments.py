@@ -354,6 +354,10 @@ def test_resuming_a_finished_run_changes_nothing(small, tmp_path):
     before = logs(tmp_path / "a")
     assert run(small, "--out", tmp_path / "a", "--resume") == 0
     assert logs(tmp_path / "a") == before
+    # A run of an earlier version, which didn't have some setting yet.
+    config = tmp_path / "a" / "config.toml"
+    config.write_text(config.read_text().replace("theory = false\n", "").replace("fresh = false\n", ""))
+    assert run(small, "--out", tmp_path / "a", "--resume") == 0
 
 
 def test_divergence_ends_that_run_and_no_other(small, tmp_path, capsys):

@@ -10,6 +10,7 @@ import torch
 from conftest import assert_resumes_alike
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 import fedalign as fa
 from fedalign.cli import main
@@ -284,6 +285,22 @@ def test_a_run_with_full_batches_is_the_exact_error_and_its_history_has_theta_an
     assert theory["arms"]["e0"]["rho"] == 0
     thetas = [theory["arms"][arm]["theta"] for arm in ("e0", "e0.1", "e0.3", "e1", "einf")]
     assert thetas == sorted(thetas, reverse=True)
+
+
+def test_logistic_regression_with_a_bias(tmp_path):
+    local = '{lr={schedule="theory"}, steps=2, batch_size=20, fresh=true, weight_decay=0.1}'
+    settings = ["--set", "theory=true", "--set", f"local={local}", "--set", "data.samples=60"]
+    command = ["run", "synth-low", "--arms", "priority,fedalign,auto", "--rounds", "3", "--seeds", "1", "--quiet"]
+    assert main([*command, *settings, "--out", str(tmp_path / "a")]) == 0
+    for arm in ("priority", "fedalign"):
+        folder = tmp_path / "a" / arm / "seed-0"
+        last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
+        weights = load_file(folder / "model.safetensors").values()
+        penalty = 0.05 * sum(float(w.double().square().sum()) for w in weights)
+        assert last["objective"] == pytest.approx(last["train_loss"] + penalty, rel=1e-5)
+    theory = json.loads((tmp_path / "a" / "summary.json").read_text())["theory"]["arms"]
+    assert theory["fedalign"]["smallest_ratio"] > 1
+    assert "before clients train" in theory["auto"]["fails"]
 
 
 def test_a_resumed_run_has_the_same_theta_and_rho(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import tomli_w
 import torch
 
 from fedalign.errors import FedalignError
-from fedalign.experiments.config import Experiment
+from fedalign.experiments.config import Experiment, load
 from fedalign.experiments.store import Checkpoint, Mark, RunStore, write_atomically
 from fedalign.experiments.summary import incentive, summarise
 from fedalign.history import History, RoundRecord
@@ -238,7 +238,9 @@ def latest_folder(name: str, parent: Path = Path("runs")) -> Path:
 def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> list[str]:
     if not (folder / "config.toml").exists():
         raise FedalignError(f"{folder} holds no run to resume (there is no config.toml in it)")
-    old, new = _flatten(_read_settings(folder)), _flatten(_settings(experiment, device))
+    _read_settings(folder)
+    # Read as an experiment, settings that are newer than the run have their defaults.
+    old, new = _flatten(load(str(folder / "config.toml")).settings), _flatten(_settings(experiment, device))
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "device")
     if changed:
         shown = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)

@@ -61,7 +61,8 @@ def picture(theory: Mapping[str, Any], title: str) -> Figure | None:
         if "exact" in f["curves"]:
             errors.plot(steps, f["curves"]["exact"], color=tint, linestyle=":", linewidth=2.6, alpha=0.6)
         trade.plot(f["theta"], f["rho"], "o", color=tint)
-        trade.annotate(arm, (f["theta"], f["rho"]), xytext=(5, 4), textcoords="offset points", fontsize=9)
+        above = (5, 4) if index % 2 else (5, -12)  # neighbours lie close where ε is small
+        trade.annotate(arm, (f["theta"], f["rho"]), xytext=above, textcoords="offset points", fontsize=9)
     errors.set(xscale="log", yscale="log", xlabel="local steps T + γ", ylabel="E[F(w_T)] − F*")
     errors.set_title("solid: measured, dotted: exact, dashed: bound", fontsize=9)
     errors.legend(frameon=False, fontsize=8, ncols=2)

@@ -92,14 +92,15 @@ def setting_of(settings: Mapping[str, Any], federation: Federation, local: Local
     if batch is not None and batch > smallest:
         raise FedalignError(f"batch_size {batch} is more than some client's {smallest} samples")
     outputs = settings["model"].get("outputs") or settings["model"]["classes"]
+    pool = federation.pool
+    if not pool.x.dtype.is_floating_point or np.any(np.asarray(pool.mean) != 0) or np.any(np.asarray(pool.std) != 1):
+        raise FedalignError("the theory reads features as they are, but these are normalised on the way to the model")
     objectives: list[Objective] = []
     bias = kind == "logistic"
     for client in federation.clients:
-        x = federation.pool.x[client.train].numpy().astype(np.float64).reshape(len(client.train), -1)
-        if federation.pool.x.dtype.is_floating_point is False:
-            raise FedalignError("the theory reads features as they are: images of bytes are normalised on the way")
+        x = pool.x[client.train].numpy().astype(np.float64).reshape(len(client.train), -1)
         x = np.concatenate([x, np.ones((len(x), 1))], axis=1) if bias else x
-        y = federation.pool.y[client.train].numpy().astype(np.float64)
+        y = pool.y[client.train].numpy().astype(np.float64)
         if loss == "squared-error":
             if outputs != 1:
                 raise FedalignError(f"least squares is for one output, not {outputs}")
