@@ -290,16 +290,16 @@ def test_an_unregistered_key_cannot_join(running, ended):
 
 
 def test_killed_nodes_are_lost_and_the_quorum_decides(running, ended):
-    running.run("faults", rule="all", rounds=3, warmup=0.0, timeout=15.0, quorum=0.4)
+    running.run("faults", rule="all", rounds=2, warmup=0.0, timeout=15.0, quorum=0.4)
     running.wait_for(lambda: len(running.history("faults")) >= 1, 90, "round 1")
     running.kill("site-3")  # a free node and a priority node, while round 2 is under way
     running.kill("site-1")
     rounds, _ = running.finish("faults", 150)
-    assert [r.clients[0].decision for r in rounds] == ["trained"] * 3
-    assert [r.clients[2].decision for r in rounds] == ["admitted"] * 3
-    assert "lost" in {r.clients[3].decision for r in rounds[1:]}
+    assert [r.clients[0].decision for r in rounds] == ["trained"] * 2
+    assert [r.clients[2].decision for r in rounds] == ["admitted"] * 2
+    assert rounds[1].clients[3].decision == "lost"
     # Site 1 carries half of the priority clients' weight: with a quorum of 0.4 the others went on, with 1 they wait.
-    assert rounds[-1].clients[1].decision in ("lost", "absent")
+    assert rounds[1].clients[1].decision == "lost"
     assert rounds[-1].test_accuracy is not None
     run = running.run("paused", rule="all", rounds=1, wait=1.0, timeout=15.0)
     running.wait_for(

@@ -12,7 +12,7 @@ from fedalign.report import plots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADINGS = ("arm", "θ_T", "ρ_T", "bound", "measured", "exact", "ratio", "printed")
+HEADINGS = ("arm", "ε", "θ_T", "ρ_T", "bound", "measured error", "exact", "ratio", "printed")
 NOTE = (
     "After the last round. Bound: Theorem 1 (under partial participation 2), corrected as in docs/theory.md; "
     "printed: as the paper has it. Measured: the mean of F(w_T) − F* over seeds. Exact: the expected error of least "
@@ -30,8 +30,13 @@ def rows(theory: Mapping[str, Any]) -> list[list[str]]:
         exact = f"{figures['exact']:.3g}" if "exact" in figures else "–"
         ratio = "–" if figures["ratio"] is None else f"{figures['ratio']:.3g}"
         numbers = [f"{figures[name]:.3g}" for name in ("theta", "rho", "corrected", "error")]
-        found.append([arm, *numbers, exact, ratio, f"{figures['printed']:.3g}"])
+        found.append([arm, _epsilon(*figures["epsilon"]), *numbers, exact, ratio, f"{figures['printed']:.3g}"])
     return found
+
+
+def _epsilon(first: float | str, last: float | str) -> str:
+    ends = ["∞" if end == "inf" else f"{end:.3g}" for end in (first, last)]
+    return ends[0] if ends[0] == ends[1] else " → ".join(ends)
 
 
 def table(theory: Mapping[str, Any]) -> Table | str:

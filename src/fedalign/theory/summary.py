@@ -78,7 +78,9 @@ def _arm(
             c = setting.constants(start, moments=(known_path.sigma2, known_path.G2))
         errors.append(error)
         found.append((c, bounds(c, *path_of(history, c.gaps))))
-    return _figures(errors, found, exact if len(paths) == 1 else [])
+    used = [r.epsilon if r.epsilon is not None else 0.0 for r in histories[runs[0][0]].rounds]
+    ends: list[float | str] = ["inf" if e == math.inf else e for e in (used[0], used[-1])]  # JSON has no infinity
+    return {"epsilon": ends, **_figures(errors, found, exact if len(paths) == 1 else [])}
 
 
 def _exact(setting: Setting, history: History, start: Array, c: Constants) -> Expected | None:
