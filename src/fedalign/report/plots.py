@@ -146,9 +146,11 @@ def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
     colours = colormaps["viridis"](np.linspace(0, 0.85, len(histories)))
     for paint, (seed, points) in zip(colours, picked.items(), strict=True):
         x, y = zip(*points, strict=True)
-        axes.plot(x, np.minimum(y, top), "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}")
+        shown = np.minimum(y, top)
+        axes.plot(x, shown, "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}", clip_on=False)
         back = [r.round + 1 for r in histories[seed].rounds if went_back(r)]
-        axes.plot(back, [0] * len(back), "x", ms=8, mew=1.8, color=paint, clip_on=False, zorder=3)
+        if back:
+            axes.plot(back, [0] * len(back), "x", ms=8, mew=1.8, color=paint, clip_on=False, zorder=3)
     if any(went_back(r) for history in histories.values() for r in history.rounds):
         axes.plot([], [], "x", ms=8, mew=1.8, color="black", label="back to the priority clients' own model")
     axes.set_yscale("symlog", linthresh=0.01)
@@ -158,7 +160,7 @@ def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
         labels = [f"{tick:g}" for tick in axes.get_yticks()[:-1]]
         axes.set_yticklabels([*labels, "∞"])
     axes.set(title=title, xlabel="communication round", ylabel="chosen ε (0: nobody)")
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
     return figure
 
 
