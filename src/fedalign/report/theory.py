@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedalign.report import plots
@@ -12,7 +13,7 @@ from fedalign.report import plots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADINGS = ("arm", "ε", "θ_T", "ρ_T", "bound", "measured error", "exact", "ratio", "printed")
+HEADINGS = ("arm", "ε", "θ_T", "ρ_T", "bound", "measured\nerror", "exact", "ratio", "printed")
 NOTE = (
     "After the last round. Bound: Theorem 1 (under partial participation 2), corrected as in docs/theory.md; "
     "printed: as the paper has it. Measured: the mean of F(w_T) − F* over seeds. Exact: the expected error of least "
@@ -27,15 +28,19 @@ def rows(theory: Mapping[str, Any]) -> list[list[str]]:
         if "fails" in figures:
             found.append([arm, figures["fails"], *[""] * (len(HEADINGS) - 2)])
             continue
-        exact = f"{figures['exact']:.3g}" if "exact" in figures else "–"
-        ratio = "–" if figures["ratio"] is None else f"{figures['ratio']:.3g}"
-        numbers = [f"{figures[name]:.3g}" for name in ("theta", "rho", "corrected", "error")]
-        found.append([arm, _epsilon(*figures["epsilon"]), *numbers, exact, ratio, f"{figures['printed']:.3g}"])
+        names = ("theta", "rho", "corrected", "error", "exact", "ratio", "printed")
+        found.append([arm, _epsilon(*figures["epsilon"]), *(_number(figures.get(name)) for name in names)])
     return found
 
 
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"
+
+
 def _epsilon(first: float | str, last: float | str) -> str:
-    ends = ["∞" if end == "inf" else f"{end:.3g}" for end in (first, last)]
+    ends = ["∞" if end == "inf" else f"{end:.2g}" for end in (first, last)]
     return ends[0] if ends[0] == ends[1] else " → ".join(ends)
 
 
@@ -43,9 +48,9 @@ def table(theory: Mapping[str, Any]) -> Table | str:
     """Draw the table for the terminal; where an assumption fails, say which."""
     if "fails" in theory:
         return f"No bound: {theory['fails']}."
-    drawn = Table(caption=NOTE)
+    drawn = Table(caption=NOTE, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # narrow: no number may be cut at 80 columns
     for number, heading in enumerate(HEADINGS):
-        drawn.add_column(heading, justify="right" if number else "left")
+        drawn.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in rows(theory):
         drawn.add_row(*row)
     return drawn
