@@ -39,7 +39,7 @@ def _advise(options: argparse.Namespace) -> int:
     from fedalign.simulation.api import RunSpec, SimulationResult, initial_module, simulate_many
     from fedalign.simulation.layout import Layout
     from fedalign.theory.advise import advise
-    from fedalign.theory.setting import TheoryWatch, check_rate, check_settings, setting_of, theorem_rate
+    from fedalign.theory.setting import TheoryWatch, check_rate, check_settings, setting_of
 
     console = Console(highlight=False)
     experiment = load(options.experiment, overrides_of(options))
@@ -48,11 +48,12 @@ def _advise(options: argparse.Namespace) -> int:
     check_settings(experiment.settings, local)
     federation = experiment.federation(0)
     setting = setting_of(experiment.settings, federation, local)
+    watch = TheoryWatch.of(setting)
     module = initial_module(experiment.model, 0)
     start = setting.weights(Layout(module).flatten(module))
     c = setting.constants(start)
     if isinstance(local.schedule, Theory):
-        local = dataclasses.replace(local, lr=theorem_rate(setting))
+        local = dataclasses.replace(local, lr=watch.rate)
     check_rate(local, c)
     rounds = experiment.rounds
     short = options.warmup if options.warmup is not None else max(1, rounds // 10)
@@ -61,7 +62,7 @@ def _advise(options: argparse.Namespace) -> int:
 
     def spec(rule: Any, rounds: int) -> RunSpec:
         return RunSpec(
-            federation, rule, rounds, 0, local, experiment.participation, watch=TheoryWatch.of(setting)
+            federation, rule, rounds, 0, local, experiment.participation, watch=watch
         )  # fmt: skip
 
     def run(specs: list[RunSpec]) -> list[SimulationResult]:

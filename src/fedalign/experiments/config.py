@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -26,10 +26,13 @@ from fedalign.losses import PerSampleLoss, cross_entropy, squared_error
 from fedalign.other_rules import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
 from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
 from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly, Rule
-from fedalign.schedules import InverseTime, Schedule, Theory
+from fedalign.schedules import Schedule, Theory
 from fedalign.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from fedalign.simulation.api import Alone, RunSpec
 from fedalign.simulation.driver import Watch
+
+if TYPE_CHECKING:
+    from fedalign.theory.setting import TheoryWatch
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ class Experiment:
         self.loss = LOSSES[settings["loss"]]
         self.device: str = settings["device"]
         self.tf32: bool = settings["tf32"]
-        self._theory: dict[Any, tuple[InverseTime | None, Watch | None, Federation]] = {}
+        self._theory: dict[tuple[int, float], tuple[TheoryWatch | None, Federation]] = {}
         for arm in {*self.arms, *settings.get("arm", {})}:
             self._rule(arm)
             if not isinstance(self.local(arm).schedule, Theory):
@@ -209,20 +212,19 @@ class Experiment:
 
     def _in_theory(self, federation: Federation, local: LocalSGD) -> tuple[LocalSGD, Watch | None]:
         """Bind the theorems' learning rate to the federation, and watch the run; not where an assumption fails."""
-        from fedalign.theory.setting import TheoryWatch, setting_of, theorem_rate
+        from fedalign.theory.setting import TheoryWatch, setting_of
 
         key = (id(federation), local.mu)  # what arms may change, the rate aside
         if key not in self._theory:
             try:
-                setting = setting_of(self.settings, federation, local)
-                self._theory[key] = theorem_rate(setting), TheoryWatch.of(setting), federation
+                self._theory[key] = TheoryWatch.of(setting_of(self.settings, federation, local)), federation
             except FedalignError:
                 if isinstance(local.schedule, Theory):
                     raise
-                self._theory[key] = None, None, federation
-        rate, watch, _ = self._theory[key]
-        if isinstance(local.schedule, Theory) and rate is not None:
-            local = dataclasses.replace(local, lr=rate)
+                self._theory[key] = None, federation  # summarising the run says which assumption fails
+        watch, _ = self._theory[key]
+        if isinstance(local.schedule, Theory) and watch is not None:
+            local = dataclasses.replace(local, lr=watch.rate)
         return local, watch
 
     def _arm(self, arm: str) -> dict[str, Any]:

@@ -143,5 +143,5 @@ def _theory(summary: Mapping[str, Any] | None) -> str:
     )
     return (
         f"<h2>Theory</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        f'<p class="note">{html.escape(theory.NOTE)}</p>'
+        f'<p class="note">{html.escape(theory.note(summary))}</p>'
     )

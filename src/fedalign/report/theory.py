@@ -22,15 +22,21 @@ NOTE = (
 
 
 def rows(theory: Mapping[str, Any]) -> list[list[str]]:
-    """Give the table's cells, or for an arm without a bound the reason."""
+    """Give the table's cells; an arm without a bound has none (:func:`note` says why)."""
     found = []
     for arm, figures in theory.get("arms", {}).items():
         if "fails" in figures:
-            found.append([arm, figures["fails"], *[""] * (len(HEADINGS) - 2)])
+            found.append([arm, *["–"] * (len(HEADINGS) - 1)])
             continue
         names = ("theta", "rho", "corrected", "error", "exact", "ratio", "printed")
         found.append([arm, _epsilon(*figures["epsilon"]), *(_number(figures.get(name)) for name in names)])
     return found
+
+
+def note(theory: Mapping[str, Any]) -> str:
+    """Explain the table, and why an arm has no bound."""
+    reasons = [f"{arm}: no bound, {f['fails']}." for arm, f in theory.get("arms", {}).items() if "fails" in f]
+    return " ".join([NOTE, *reasons])
 
 
 def _number(value: float | None) -> str:
@@ -48,7 +54,9 @@ def table(theory: Mapping[str, Any]) -> Table | str:
     """Draw the table for the terminal; where an assumption fails, say which."""
     if "fails" in theory:
         return f"No bound: {theory['fails']}."
-    drawn = Table(caption=NOTE, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # narrow: no number may be cut at 80 columns
+    drawn = Table(
+        caption=note(theory), box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )  # narrow: no number may be cut at 80 columns
     for number, heading in enumerate(HEADINGS):
         drawn.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in rows(theory):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedalign.history import History
+from fedalign.history import History, RoundRecord
 from fedalign.theory.constants import Constants
 from fedalign.theory.problem import Array
 
@@ -32,8 +32,12 @@ class Bounds:
 def path_of(history: History, gaps: Sequence[float]) -> tuple[Array, Array]:
     """Give every round's factor ``1/(1 + Σ p_k I_k)`` and bias ``Σ p_k I_k Γ_k / (1 + Σ p_k I_k)``."""
     factors = [r.inclusion for r in history.rounds]
-    biases = [sum(c.weight * gaps[c.id] for c in r.clients if not c.priority) for r in history.rounds]
-    return np.array(factors), np.array(biases)
+    return np.array(factors), np.array([bias_of(r, gaps) for r in history.rounds])
+
+
+def bias_of(record: RoundRecord, gaps: Sequence[float]) -> float:
+    """Give a round's bias ``Σ p_k I_k Γ_k / (1 + Σ p_k I_k)``: free clients' shares times their Γ_k."""
+    return sum(c.weight * gaps[c.id] for c in record.clients if not c.priority)
 
 
 def bounds(c: Constants, factors: Array, biases: Array) -> Bounds:

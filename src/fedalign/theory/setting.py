@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from fedalign.history import RoundRecord
 from fedalign.local import LocalSGD
 from fedalign.messages import RoundDone
 from fedalign.rules import Align, Everyone, PriorityOnly, Rule
-from fedalign.schedules import InverseTime, Theory
+from fedalign.schedules import InverseTime
 from fedalign.simulation.api import Alone
+from fedalign.theory.bounds import bias_of
 from fedalign.theory.constants import Constants, constants
 from fedalign.theory.problem import Array, LeastSquares, Objective, Problem, Softmax
 
@@ -112,17 +113,9 @@ def setting_of(settings: Mapping[str, Any], federation: Federation, local: Local
     return Setting(problem, next(iter(steps)), batch, part.get("draws"), outputs, bias)
 
 
-def theorem_rate(setting: Setting) -> InverseTime:
-    """Give η_t = 2/(μ(t + γ)) with the federation's own μ and γ."""
-    c = setting.constants(np.zeros(setting.problem.size))
-    return InverseTime(c.mu, c.gamma)
-
-
 def check_rate(local: LocalSGD, c: Constants) -> None:
     """Refuse a learning rate that isn't the theorem's."""
     rate = local.schedule
-    if isinstance(rate, Theory):
-        return
     same = isinstance(rate, InverseTime) and rate.numerator == 2.0
     if not (same and math.isclose(rate.mu, c.mu, rel_tol=1e-6) and math.isclose(rate.gamma, c.gamma, rel_tol=1e-6)):  # type: ignore[attr-defined]
         raise FedalignError(
@@ -141,26 +134,23 @@ class TheoryWatch:
     """Adds F(w) with its regulariser, and the running ρ_T, to every round's record."""
 
     setting: Setting
-    gaps: tuple[float, ...]
-    mu: float
-    L: float
-    gamma: float
+    constants: Constants  #: of which μ, L, γ and Γ_k are used, which don't depend on where a run starts
 
     @classmethod
     def of(cls, setting: Setting) -> TheoryWatch:
-        """Make the watch; it needs Γ_k, which does not depend on where a run starts."""
-        c = setting.constants(np.zeros(setting.problem.size))
-        return cls(setting, c.gaps, c.mu, c.L, c.gamma)
+        """Make the watch."""
+        return cls(setting, setting.constants(np.zeros(setting.problem.size)))
+
+    @property
+    def rate(self) -> InverseTime:
+        """η_t = 2/(μ(t + γ)) with the federation's own μ and γ."""
+        return InverseTime(self.constants.mu, self.constants.gamma)
 
     def __call__(self, done: RoundDone, last: RoundRecord | None) -> RoundRecord:
         """Look at a finished round."""
-        from dataclasses import replace
-
-        record, E = done.record, self.setting.local_steps
-        ahead = self.mu / (2 * self.L)  # ρ_T = 1/ahead · Σ bias / (T + γ − 2)
+        record, c, E = done.record, self.constants, self.setting.local_steps
+        ahead = c.mu / (2 * c.L)  # ρ_T = 1/ahead · Σ bias / (T + γ − 2)
         T = (record.round + 1) * E
-        total = last.rho * ahead * (T - E + self.gamma - 2) if last is not None and last.rho is not None else 0.0
-        total += E * sum(c.weight * self.gaps[c.id] for c in record.clients if not c.priority)
-        rho = total / ahead / (T + self.gamma - 2)
-        objective = self.setting.problem.value(self.setting.weights(done.model))
-        return replace(record, objective=objective, rho=rho)
+        total = last.rho * ahead * (T - E + c.gamma - 2) if last is not None and last.rho is not None else 0.0
+        rho = (total + E * bias_of(record, c.gaps)) / ahead / (T + c.gamma - 2)
+        return replace(record, objective=self.setting.problem.value(self.setting.weights(done.model)), rho=rho)
