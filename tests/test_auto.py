@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 import fedalign as fa
 from fedalign.history import RoundRecord
-from fedalign.messages import Combine, Combined, Declined, Evaluate, RoundDone, Train, Update
+from fedalign.messages import Combine, Combined, Compare, Declined, Evaluate, RoundDone, Train, Update
 from fedalign.participation import Full
 from fedalign.protocol import Plan, federated
 from fedalign.roster import Roster
-from fedalign.rules import AutoAlign, Broadcast, Measure
+from fedalign.rules import AutoAlign, Broadcast, Measure, Similarity
 
 ROSTER = Roster(("a", "b", "c", "d", "e"), (True, True, False, False, False), (30, 10, 20, 20, 40))
 LOSS = {0: 1.0, 1: 2.0, 2: 1.3, 3: 1.55, 4: 9.0}  # F = 1.25; gaps of c, d, e: 0.05, 0.3, 7.75
 LADDER = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, math.inf)
+COSINE = {0: 1.0, 1: 1.0, 2: -0.2, 3: 0.3, 4: 0.0}  # the base has d and e
 VALUE = {0: 10.0, 1: 10.0, 2: 4.0, 3: 1.0, 4: -100.0}  # the trained "models"; the priority clients like 6.5
 
 
@@ -39,6 +40,9 @@ def play(rule, judge=lambda model: abs(model - 6.5), lost=(), not_finite=(), rou
         elif isinstance(request, Combine):
             models = tuple(sum(VALUE[k] * w for k, w in mix.items()) for mix in request.mixes)
             reply = Combined(models, not_finite)
+        elif isinstance(request, Compare):
+            assert request.reference == {0: 0.75, 1: 0.25}
+            reply = {k: Similarity(COSINE[k], 1.0) for k in request.clients}
         elif isinstance(request, Evaluate) and len(requests) == 1:
             reply = [Measure(LOSS[k], 0.5, 5) for _, k in request.jobs]
         elif isinstance(request, Evaluate):
@@ -82,13 +86,50 @@ def test_without_a_ladder_it_cuts_anywhere():
     assert [t.admitted for t in record.tried] == [0, 1, 2, 3]
     assert [t.epsilon for t in record.tried] == pytest.approx([0.0, 0.05, 0.3, 7.75])
     assert record.epsilon == pytest.approx(0.3)
-    assert decisions(result) == ["trained", "trained", "admitted", "admitted", "refused"]
+    assert decisions(result) == ["trained", "trained", "admitted", "admitted", "base"]
+
+
+def test_the_next_round_starts_from_the_base():
+    result, requests = play(AutoAlign())
+    record, done = result.history[0], requests[-1]
+    served, base = (10 + 0.5 * 4 + 0.5 * 1) / 2, (10 + 0.5 * 1 + 1.0 * -100) / 2.5
+    assert result.model == done.model == pytest.approx(served)
+    assert done.memory == pytest.approx((base, 10.0))  # and FedAvg on the priority clients
+    assert record.base
+    assert (record.clients[4].weight, record.clients[4].decision) == (0.0, "base")
+    assert record.clients[4].reason == "in the base: cosine 0, at least 0"
+    assert record.inclusion == pytest.approx(1 / 2.5)
+    # Candidates are measured; the base is not, it is nobody's choice.
+    assert len(next(r for r in requests if isinstance(r, Combine)).mixes) == 5
+    assert [len(r.jobs) for r in requests if isinstance(r, Evaluate)][1] == 4 * 2
+    again, requests = play(AutoAlign(), rounds=2)
+    trained = [r for r in requests if isinstance(r, Train)]
+    assert [sorted({model for model, _ in r.jobs}) for r in trained] == [[0.0], [pytest.approx(base)], [10.0]]
+    assert len(again.history) == 2
+
+
+def test_a_base_that_is_a_candidate_is_averaged_once():
+    _, requests = play(AutoAlign(cosine=-0.5))
+    assert len(next(r for r in requests if isinstance(r, Combine)).mixes) == 4
+    result, requests = play(AutoAlign(cosine=1.0))  # nobody: it is the priority clients' own
+    assert len(next(r for r in requests if isinstance(r, Combine)).mixes) == 4
+    assert requests[-1].memory == (10.0,)
+    assert result.history[0].fallback is None  # which needs no second one beside
+
+
+def test_without_a_cosine_the_next_round_starts_from_the_choice():
+    result, requests = play(AutoAlign(cosine=None, fallback=False))
+    assert (requests[-1].memory, result.history[0].base) == ((), False)
+    assert not any(isinstance(r, Compare) for r in requests)
+    for bad in (2, math.nan, "much"):
+        with pytest.raises(fa.FedalignError, match="cosine must be from -1 to 1"):
+            AutoAlign(cosine=bad)
 
 
 def test_ties_go_to_the_smaller_set():
     result, _ = play(AutoAlign(), judge=lambda model: 1.0)
     assert result.history[0].epsilon == 0.0
-    assert decisions(result)[2:] == ["refused"] * 3
+    assert decisions(result)[2:] == ["refused", "base", "base"]
 
 
 def test_a_ladder_of_one_value_is_fedalign():
@@ -119,6 +160,9 @@ def test_a_free_client_that_diverges_spoils_only_its_candidates():
     assert record.epsilon == 0.1
     assert record.clients[3].reason == "its trained weights are not finite"
     assert [t.loss is None for t in record.tried] == [False, False, True, True]
+    spoiled, _requests = play(AutoAlign(), not_finite=(3,))  # the base, too: the next round starts from the choice
+    assert not spoiled.history[0].base
+    assert spoiled.history[0].clients[4].decision == "refused"
     with pytest.raises(fa.DivergedError, match=r"client\(s\) a"):
         play(AutoAlign(), not_finite=(0,))
 
@@ -184,7 +228,7 @@ def test_never_worse_than_priority_only_on_held_out_data():
             continue
         losses = {t.epsilon: t.loss for t in record.tried}
         assert losses[record.epsilon] <= losses[0.0]
-        assert losses[record.epsilon] == min(losses.values()) or (record.fallback and record.fallback.rest)
+        assert losses[record.epsilon] == min(losses.values()) or (record.fallback and record.fallback.behind)
         chosen.add(record.epsilon)
     assert len(chosen) > 1
 

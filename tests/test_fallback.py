@@ -8,13 +8,13 @@ from conftest import assert_resumes_alike, blobs
 
 import fedalign as fa
 from fedalign.experiments.store import RunStore
-from fedalign.fallback import FIRST_REST, MARGIN, SMOOTHING, judge
+from fedalign.fallback import MARGIN, SMOOTHING, judge
 from fedalign.history import Fallback, RoundRecord
-from fedalign.messages import Combine, Combined, Evaluate, RoundDone, Train, Update
+from fedalign.messages import Combine, Combined, Compare, Evaluate, RoundDone, Train, Update
 from fedalign.participation import Full
 from fedalign.protocol import Plan, federated
 from fedalign.roster import Roster
-from fedalign.rules import AutoAlign, Measure
+from fedalign.rules import AutoAlign, Measure, Similarity
 
 ROSTER = Roster(("a", "b", "c"), (True, True, False), (30, 10, 20))
 WORK = (30, 10, 20)
@@ -25,7 +25,7 @@ def whole(model):
     return abs(model - round(model)) < 1e-9
 
 
-def play(rounds, accuracy, rule=None, server=None, start=0, model=0.0, memory=(), last=None):
+def play(rounds, accuracy, rule=None, server=None, start=0, model=0.0, memory=(), last=None, loss=lambda m: 100 - m):
     """Drive a run whose models are numbers: priority clients add 1, the free one π, and a larger number has less loss.
 
     So the free client is let in whenever it may. ``accuracy`` says how models do otherwise.
@@ -45,8 +45,10 @@ def play(rounds, accuracy, rule=None, server=None, start=0, model=0.0, memory=()
             reply = None
         elif isinstance(request, Combine):
             reply = Combined(tuple(sum(sent[k] * w for k, w in mix.items()) for mix in request.mixes))
+        elif isinstance(request, Compare):
+            reply = {k: Similarity(1.0, 1.0) for k in request.clients}
         elif isinstance(request, Evaluate):
-            reply = [Measure(100 - m, accuracy(m), 5) for m, _ in request.jobs]
+            reply = [Measure(loss(m), accuracy(m), 5) for m, _ in request.jobs]
         else:
             assert isinstance(request, Train)
             sent = {k: m + (1.0 if ROSTER.priority[k] else math.pi) for m, k in request.jobs}
@@ -57,34 +59,47 @@ def behind(by):
     return lambda model: 0.9 if whole(model) else 0.9 - by
 
 
-def test_a_lasting_deficit_is_a_setback():
-    result, _, _ = play(12, behind(0.02))
+def test_a_lasting_deficit_serves_the_priority_clients_their_own_model():
+    result, _, done = play(12, behind(0.02))
     rounds = result.history.rounds
     # Smoothed, 0.02 behind is 0.002, 0.0038, 0.00542: the third round is more than half a point.
-    assert [r.fallback.apart for r in rounds[:3]] == [True, True, False]
+    assert [r.fallback.behind for r in rounds[:4]] == [False, False, True, True]
     assert rounds[1].fallback.deficit == pytest.approx(0.0038)
     assert rounds[1].clients[2].decision == "admitted"
-    assert rounds[2].clients[2].decision == "refused"
-    assert "set aside" in rounds[2].clients[2].reason
     assert (rounds[2].epsilon, rounds[2].clients[0].weight) == (0.0, 0.75)
-    # Then free clients rest; the model is FedAvg's on the priority clients: three rounds, and five more.
-    for r in rounds[3 : 3 + FIRST_REST]:
-        assert r.clients[2].decision == "absent"
-        assert r.clients[2].reason == "free clients rest after a setback"
-    assert rounds[3 + FIRST_REST].clients[2].decision == "admitted"
-    eight, _, _ = play(8, behind(0.02))
-    assert eight.model == 8.0
+    # It is FedAvg's on the priority clients. The base goes on with the free client's updates.
+    assert [d.model for d in done[2:]] == [float(r) for r in range(3, 13)]
+    assert not whole(done[1].model)
+    assert all(r.base and r.clients[2].decision == "base" for r in rounds[2:])
+    assert all(not whole(d.memory[0]) for d in done[2:])
+    plain, _, _ = play(3, behind(0.02), AutoAlign(cosine=None))
+    assert "set aside" in plain.history[2].clients[2].reason
 
 
-def test_each_rest_is_twice_as_long():
-    result, _, _ = play(38, behind(0.5))
-    rests = [r.fallback.rest for r in result.history.rounds if r.clients[2].decision == "refused"]
-    assert rests == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
+def test_the_choice_is_served_again_when_it_has_caught_up():
+    result, _, done = play(60, lambda model: 0.9 if whole(model) else (0.88 if model < 20 else 0.95))
+    told = [r.fallback.behind for r in result.history.rounds]
+    assert told[2]
+    assert not told[-1]
+    assert result.history.rounds[-1].clients[2].decision == "admitted"
+    assert not whole(done[-1].model)
+
+
+def test_a_base_whose_loss_is_not_finite_starts_again_from_the_way_back():
+    def loss(model):
+        return 100 - model if whole(model) or model < 8 else math.inf
+
+    result, _, done = play(8, lambda model: 0.9, loss=loss)
+    assert all(math.isfinite(r.global_loss) for r in result.history.rounds)
+    assert whole(done[-1].model) or done[-1].model < 8
+    # Only where there is a way back.
+    with pytest.raises(fa.DivergedError):
+        play(8, lambda model: 0.9, AutoAlign(fallback=False, cosine=-1), loss=lambda m: math.inf if m > 4 else 100 - m)
 
 
 def test_a_small_deficit_is_none():
     result, _, _ = play(80, behind(MARGIN * 0.99))
-    assert all(r.fallback.apart for r in result.history.rounds)
+    assert all(r.fallback.apart and not r.fallback.behind for r in result.history.rounds)
 
 
 def test_without_the_fallback_it_goes_on():
@@ -101,8 +116,8 @@ def test_costs_by_hand():
     # Now they train it, too.
     assert (second.models_down, second.models_up, second.samples) == (9, 5, 100)
     kinds = [type(r).__name__ for r in requests if not isinstance(r, RoundDone)]
-    assert kinds[:6] == ["Evaluate", "Train", "Combine", "Evaluate", "Evaluate", "Evaluate"]
-    assert kinds[6:13] == ["Evaluate", "Train", "Combine", "Evaluate", "Train", "Combine", "Evaluate"]
+    assert kinds[:7] == ["Evaluate", "Train", "Compare", "Combine", "Evaluate", "Evaluate", "Evaluate"]
+    assert kinds[7:15] == ["Evaluate", "Train", "Compare", "Combine", "Evaluate", "Train", "Combine", "Evaluate"]
 
 
 def test_it_goes_on_from_a_record():
@@ -137,37 +152,37 @@ def measures(loss, accuracy):
         ((1.0, 0.5), (9.0, 0.52), 0.02),
         ((1.0, 0.5), (0.5, 0.4), -0.1),
         ((1.01, None), (1.0, None), 0.01),
-        ((1.0, None), (math.nan, None), -math.inf),
-        ((math.nan, None), (math.nan, None), 0.0),
     ],
 )
 def test_what_counts_as_behind(chosen, alone, deficit):
-    found, back = judge(ROSTER, Fallback(apart=True), measures(*chosen), measures(*alone))
+    found = judge(ROSTER, Fallback(apart=True), measures(*chosen), measures(*alone))
     assert found.deficit == pytest.approx(SMOOTHING * deficit)
-    assert not back
+    assert not found.behind
 
 
-def test_a_model_whose_loss_is_not_finite_is_left_at_once():
-    found, back = judge(ROSTER, Fallback(apart=True, setbacks=2), measures(math.inf, 0.9), measures(1.0, 0.1))
-    assert back
-    assert (found.apart, found.rest, found.setbacks) == (False, 4 * FIRST_REST, 3)
+def test_a_model_whose_loss_is_not_finite_is_left_at_once_and_for_no_longer():
+    before = Fallback(apart=True, deficit=0.001)
+    found = judge(ROSTER, before, measures(math.inf, 0.9), measures(1.0, 0.1))
+    assert (found.behind, found.deficit) == (True, 0.001)
+    assert not judge(ROSTER, found, measures(1.0, 0.1), measures(math.nan, 0.9)).behind
+    assert not judge(ROSTER, found, measures(1.0, 0.1), measures(1.0, 0.1)).behind
 
 
 def test_only_those_count_that_measured_both():
     chosen, alone = {0: Measure(1.0, 0.5, 5)}, {0: Measure(1.0, 0.5, 5), 1: Measure(1.0, 1.0, 5)}
-    assert judge(ROSTER, Fallback(apart=True), chosen, alone)[0].deficit == 0.0
+    assert judge(ROSTER, Fallback(apart=True), chosen, alone).deficit == 0.0
     before = Fallback(apart=True, deficit=0.004)
-    assert judge(ROSTER, before, {}, alone) == (before, False)
+    assert judge(ROSTER, before, {}, alone) == before
 
 
-def test_after_a_setback_the_model_is_fedavgs_to_the_last_bit(monkeypatch):
-    monkeypatch.setattr("fedalign.fallback.MARGIN", -1.0)  # every choice of free clients is one
+def test_when_behind_the_model_is_fedavgs_to_the_last_bit(monkeypatch):
+    monkeypatch.setattr("fedalign.fallback.MARGIN", -1.0)  # every choice is
     make = lambda: torch.nn.Linear(6, 4)  # noqa: E731
     local = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10)
     fed = fa.Federation.from_arrays([blobs(40, s) for s in range(6)], priority=[True, True] + [False] * 4)
     auto = fa.simulate(fed, make, AutoAlign(), 9, 0, local, device="cpu")
     alone = fa.simulate(fed, make, fa.PriorityOnly(), 9, 0, local, device="cpu")
-    assert auto.history[-1].fallback.setbacks > 0
+    assert auto.history[-1].fallback.behind
     assert torch.equal(auto.model.weight, alone.model.weight)
 
 

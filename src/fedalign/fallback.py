@@ -1,10 +1,10 @@
-"""The way back: FedAvg on the priority clients, trained beside a rule's choices from where they begin to differ.
+"""The way back: FedAvg on the priority clients, trained beside a rule's base from where the two begin to differ.
 
 In every round the choice is no worse on held-out data than the priority clients' own aggregate of that round. That is
-no promise for the run: admitting noisy clients may lower this round's loss and undo what later rounds would have built
-on. So the priority clients also go on alone, with a model of their own, and both are measured on their held-out data.
-When the choice falls behind (accuracy smoothed over some ten rounds; without classes, loss), the run goes back to their
-model, and free clients rest for a while, each time twice as long as before.
+no promise for the run: free clients may lower this round's loss and undo what later rounds would have built on. So the
+priority clients also go on alone, with a model of their own, and both that model and the choice are measured on their
+held-out data. While the choice is behind (accuracy smoothed over some ten rounds; without classes, loss), they are
+served their own model. The base goes on all the same: what it is good for may show later.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from fedalign.server import ServerOptimizer
 from fedalign.shares import shares_of, weighted
 
 SMOOTHING = 0.1  #: a new round's part in the smoothed deficit
-MARGIN = 0.005  #: the smoothed deficit, in accuracy (or as a part of the loss), that is a setback
-FIRST_REST = 5  #: rounds without free clients after the first setback
+MARGIN = 0.005  #: the smoothed deficit, in accuracy (or as a part of the loss), from which on a choice is behind
 
 
 @dataclass(frozen=True)
@@ -68,28 +67,24 @@ def measure(models: Sequence[Model], judges: Sequence[int], split: Split) -> Gen
     return [{k: m for k, m in one.items() if m is not None} for one in found]
 
 
-def judge(
-    roster: Roster, before: Fallback, chosen: Mapping[int, Measure], alone: Mapping[int, Measure]
-) -> tuple[Fallback, bool]:
-    """Compare both models on the held-out data of those that measured both; tell whether to go back.
+def judge(roster: Roster, before: Fallback, chosen: Mapping[int, Measure], alone: Mapping[int, Measure]) -> Fallback:
+    """Compare both models on the held-out data of those that measured both.
 
     >>> roster, one = Roster(("a",), (True,), (10,)), {0: Measure(1.0, 0.6, 10)}
-    >>> judge(roster, Fallback(apart=True), one, {0: Measure(1.0, 0.7, 10)})[1]
+    >>> judge(roster, Fallback(apart=True), one, {0: Measure(1.0, 0.7, 10)}).behind
     True
     """
     both = [k for k in chosen if k in alone]
     if not both:
-        return before, False
+        return before
     loss, accuracy = weighted(roster, {k: chosen[k] for k in both})
     loss_alone, accuracy_alone = weighted(roster, {k: alone[k] for k in both})
     if not math.isfinite(loss) or not math.isfinite(loss_alone):
-        behind = math.inf if math.isfinite(loss_alone) else -math.inf if math.isfinite(loss) else 0.0
-    elif accuracy is not None and accuracy_alone is not None:
-        behind = accuracy_alone - accuracy
+        # Not smoothed: an infinity would never pass.
+        return Fallback(True, loss_alone, accuracy_alone, before.deficit, behind=math.isfinite(loss_alone))
+    if accuracy is not None and accuracy_alone is not None:
+        now = accuracy_alone - accuracy
     else:
-        behind = (loss - loss_alone) / max(abs(loss_alone), 1e-12)
-    deficit = (1 - SMOOTHING) * before.deficit + SMOOTHING * behind
-    if deficit > MARGIN:
-        rest = FIRST_REST * 2**before.setbacks
-        return Fallback(False, loss_alone, accuracy_alone, 0.0, rest, before.setbacks + 1), True
-    return Fallback(True, loss_alone, accuracy_alone, deficit, 0, before.setbacks), False
+        now = (loss - loss_alone) / max(abs(loss_alone), 1e-12)
+    deficit = (1 - SMOOTHING) * before.deficit + SMOOTHING * now
+    return Fallback(True, loss_alone, accuracy_alone, deficit, deficit > MARGIN)

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: trained: a priority client took part (or, in the `local` arm, any client trained alone); admitted: a free client's
-#: update entered the aggregate; declined: it didn't offer; refused: it offered, the server said no; lost: no answer
-#: came; absent: it wasn't there or wasn't invited.
-Decision = Literal["trained", "admitted", "declined", "refused", "lost", "absent"]
+#: update entered the aggregate; base: it entered the model that the next round starts from, and not the one that is
+#: served (AutoALIGN); declined: it didn't offer; refused: it offered, the server said no; lost: no answer came;
+#: absent: it wasn't there or wasn't invited.
+Decision = Literal["trained", "admitted", "base", "declined", "refused", "lost", "absent"]
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,14 @@ class Fallback:
     """How FedAvg on the priority clients, kept beside a rule's choices, stands after a round.
 
     ``apart``: it is a model of its own, with ``loss`` and ``accuracy`` on held-out data. ``deficit``: by how much the
-    choices are behind it, smoothed. ``rest``: for how many more rounds free clients rest, after so many ``setbacks``.
+    choices are behind it, smoothed. ``behind``: that is too much, and it is what the priority clients are served.
     """
 
     apart: bool = False
     loss: float | None = None
     accuracy: float | None = None
     deficit: float = 0.0
-    rest: int = 0
-    setbacks: int = 0
+    behind: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,11 @@ class RoundRecord:
     ``global_*`` are F(w) and its accuracy for the model that was broadcast; ``test_*`` and ``train_loss`` (the priority
     clients' loss on their training data) are of the aggregate. ``skipped`` says why nothing was aggregated, if so.
     ``models_down`` and ``models_up`` count models sent to and by clients, ``samples`` the samples that clients trained
-    on, passes included. ``tried`` are the candidates of a rule that lets the priority clients choose,
-    ``fallback`` is their way back from such choices. ``inclusion`` is the theory's factor ``1/(1 + Σ p_k I_k)``, the
-    priority clients' part of the aggregate, and ``theta`` its mean over the rounds so far; ``objective`` (F with its
-    regulariser, of the aggregate) and ``rho`` are there where the theory's assumptions hold (docs/theory.md).
+    on, passes included. ``tried`` are the candidates of a rule that lets the priority clients choose, ``fallback`` is
+    their way back from such choices. ``base``: the next round starts from another model than the one that this round
+    serves, which scores and weights are about. ``inclusion`` is the theory's factor ``1/(1 + Σ p_k I_k)``, the priority
+    clients' part of what the next round starts from, and ``theta`` its mean over the rounds so far; ``objective`` (F
+    with its regulariser, of the aggregate) and ``rho`` are there where the theory's assumptions hold (docs/theory.md).
     """
 
     round: int
@@ -89,6 +90,7 @@ class RoundRecord:
     samples: int = 0
     tried: tuple[Tried, ...] = ()
     fallback: Fallback | None = None
+    base: bool = False
     inclusion: float = 1.0
     theta: float = 1.0
     objective: float | None = None
@@ -117,7 +119,8 @@ class RoundRecord:
             part["epsilon"] = math.inf if part["epsilon"] == "inf" else part["epsilon"]
         row["clients"] = tuple(ClientRound(**client) for client in row["clients"])
         row["tried"] = tuple(Tried(**tried) for tried in row.get("tried", ()))
-        row["fallback"] = Fallback(**row["fallback"]) if row.get("fallback") else None
+        if fallback := row.get("fallback"):  # version 0.1 wrote more
+            row["fallback"] = Fallback(**{name: fallback[name] for name in vars(Fallback()) if name in fallback})
         return cls(**row)
 
 

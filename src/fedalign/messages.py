@@ -64,11 +64,11 @@ class Combined:
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A round is over; ``model`` is what the next one starts from (the `local` run has one model per client)."""
+    """A round is over; ``model`` is what the priority clients have now (the `local` run: one model per client)."""
 
     record: RoundRecord
     model: Model
-    memory: tuple[Model, ...] = ()  # of the server's optimiser
+    memory: tuple[Model, ...] = ()  # what else the next round needs
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from fedalign.errors import FedalignError
 from fedalign.rules import Broadcast, Candidate, Everyone, MatchOn, Measure, Rule, Similarity
@@ -19,7 +18,7 @@ from fedalign.rules import Broadcast, Candidate, Everyone, MatchOn, Measure, Rul
 class _JudgesUpdates(Rule):
     """A rule for which a free client always offers: the server decides when it has seen the update."""
 
-    needs_updates: ClassVar[bool] = True
+    needs_updates = True
 
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
         """Always."""

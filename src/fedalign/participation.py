@@ -34,6 +34,14 @@ class Participation(abc.ABC):
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
         """Say who is reachable in this round."""
 
+    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Say who may measure candidates in this round, where a rule has the priority clients choose.
+
+        Here, those that take part. Where the server draws who trains, it draws the judges anew: those that have just
+        trained favour what they know, and the others' data isn't heard.
+        """
+        return self.draw(round, roster, seed)
+
     def check(self, roster: Roster, rounds: int) -> None:
         """Refuse, before any work, a pattern that cannot serve this roster."""
         return
@@ -60,8 +68,15 @@ class Uniform(Participation):
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
         """Draw ``round(fraction · N)`` clients, at least one."""
+        return self._drawn(roster, seed, Purpose.PARTICIPATION, round)
+
+    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Draw as many anew."""
+        return self._drawn(roster, seed, Purpose.JURY, round)
+
+    def _drawn(self, roster: Roster, *words: int) -> Presence:
         count = max(1, math.floor(self.fraction * len(roster) + 0.5))
-        chosen = set(permutation(len(roster), seed, Purpose.PARTICIPATION, round)[:count].tolist())
+        chosen = set(permutation(len(roster), *words)[:count].tolist())
         return Presence(tuple(k in chosen for k in range(len(roster))))
 
 
@@ -80,8 +95,15 @@ class Replacement(Participation):
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
         """Draw the multiset."""
+        return self._drawn(roster, seed, Purpose.PARTICIPATION, round)
+
+    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Draw another."""
+        return self._drawn(roster, seed, Purpose.JURY, round)
+
+    def _drawn(self, roster: Roster, *words: int) -> Presence:
         p = np.where(roster.priority, roster.p, 0.0)
-        u = uniforms(seed, Purpose.PARTICIPATION, round, np.arange(self.draws))
+        u = uniforms(*words, np.arange(self.draws))
         # Dividing by the last sum keeps a draw just below 1 from falling behind the last priority client.
         cumulative = np.cumsum(p) / np.sum(p)
         drawn = np.searchsorted(cumulative, u, side="right")

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedalign.choice import Choice, choose
+from fedalign.choice import Choice, Mean, choose
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.fallback import Branch, go_on_alone, judge, measure
 from fedalign.history import ClientRound, Decision, Fallback, History, RoundRecord
@@ -66,25 +66,38 @@ class Plan:
 
 @dataclass(frozen=True)
 class _State:
-    """What a round leaves to the next: the model, and the priority clients' own where the rule keeps a way back."""
+    """What a round leaves to the next.
 
-    now: Branch
+    ``served`` is what the priority clients have. The next round starts from ``base``, which is the same model with
+    most rules; ``alone`` is the priority clients' own where the rule keeps a way back.
+    """
+
+    served: Model
+    base: Branch
     alone: Branch | None = None
     fallback: Fallback = Fallback()
 
     @property
+    def apart(self) -> bool:
+        """Whether the next round starts from another model than this one serves."""
+        return self.base.model is not self.served
+
+    @property
     def memory(self) -> tuple[Model, ...]:
-        """What is stored beside the model."""
-        return self.now.memory if self.alone is None else (*self.now.memory, self.alone.model, *self.alone.memory)
+        """What is stored beside the model that is served."""
+        base = (self.base.model,) if self.apart else ()
+        alone = () if self.alone is None else (self.alone.model, *self.alone.memory)
+        return (*base, *self.base.memory, *alone)
 
     @classmethod
     def restore(cls, model: Model, memory: tuple[Model, ...], last: RoundRecord | None) -> _State:
         """Read :attr:`memory` back."""
         fallback = (last.fallback if last is not None else None) or Fallback()
+        start, memory = (memory[0], memory[1:]) if last is not None and last.base else (model, memory)
         if not fallback.apart:
-            return cls(Branch(model, memory), None, fallback)
+            return cls(model, Branch(start, memory), None, fallback)
         half = len(memory) // 2
-        return cls(Branch(model, memory[:half]), Branch(memory[half], memory[half + 1 :]), fallback)
+        return cls(model, Branch(start, memory[:half]), Branch(memory[half], memory[half + 1 :]), fallback)
 
 
 def warmup_rounds(warmup: float, rounds: int) -> int:
@@ -120,9 +133,9 @@ def federated(
         state, record = yield from _round(plan, round, state)
         before = round * last.theta if last is not None else 0.0
         last = record = replace(record, theta=(before + record.inclusion) / (round + 1))
-        yield RoundDone(record, state.now.model, state.memory)
+        yield RoundDone(record, state.served, state.memory)
         history.rounds.append(record)
-    return Result(state.now.model, history)
+    return Result(state.served, history)
 
 
 def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
@@ -161,22 +174,26 @@ def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
 
 
 def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tuple[_State, RoundRecord]]:
-    roster, rule, model = plan.roster, plan.rule, state.now.model
+    roster, rule = plan.roster, plan.rule
     presence = plan.participation.draw(round, roster, plan.seed)
     warmup = round < plan.warmup
     epsilon = rule.epsilon_at(round, plan.rounds)
-    invite = rule.invites_free and not warmup and not state.fallback.rest
+    invite = rule.invites_free and not warmup
     priority = [k for k in range(len(roster)) if presence.reachable[k] and roster.priority[k]]
     free = [k for k in range(len(roster)) if presence.reachable[k] and not roster.priority[k] and invite]
 
     # F(w): the priority clients' own evaluations of w.
-    measures = (yield Evaluate(tuple((model, k) for k in priority), plan.match_on)) if priority else []
-    own: dict[int, Measure] = {k: m for k, m in zip(priority, measures, strict=True) if m is not None}
+    own = yield from _measured(plan, state.base.model, priority)
+    if state.alone is not None and own and not math.isfinite(weighted(roster, own)[0]):
+        state = replace(state, base=state.alone, alone=None)
+        own = yield from _measured(plan, state.base.model, priority)
+    model = state.base.model
     asked = tuple(own)
     skipped: str | None = None
     loss = accuracy = None
     replies: dict[int, Reply] = {}
     choice: Choice | None = None
+    base: Mapping[int, str] | None = None
     trained_alone: tuple[int, ...] = ()
     if not own:
         skipped = "no priority client answered" if priority else "no priority client was reachable"
@@ -198,24 +215,26 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
             if rule.needs_updates:
                 reference = shares_of(roster, presence, [k for k in sent if roster.priority[k]])
                 similar = yield Compare(reference, tuple(sent))
-                candidates = rule.compare(offers, similar, broadcast)
+                candidates, base = rule.compare(offers, similar, broadcast), rule.base(offers, similar, broadcast)
             else:
                 candidates = rule.candidates(offers, broadcast)
-            choice = yield from choose(rule, candidates, round, roster, presence, sent, asked, plan.match_on)
-            state, choice, trained_alone = yield from _settle(plan, presence, state, choice, asked, broadcast)
+            jury = _jury(plan, round, presence, asked)
+            choice = yield from choose(rule, candidates, base, round, roster, presence, sent, jury, plan.match_on)
+            state, choice, trained_alone = yield from _settle(plan, presence, state, choice, asked, jury, broadcast)
             epsilon = choice.epsilon
             broadcast = replace(broadcast, epsilon=epsilon)
         else:
             skipped = "no priority client sent an update"
-    shares = choice.shares if choice is not None else {}
+    shares = choice.served.shares if choice is not None else {}
+    base_shares = choice.base.shares if choice is not None else {}
 
     def record_of(k: int, name: str) -> ClientRound:
-        decision, reason = _decision(plan, k, presence, warmup, replies.get(k), k in shares, skipped)
+        decision, reason = _decision(plan, k, presence, warmup, replies.get(k), k in shares, k in base_shares, skipped)
         measure = own.get(k)
         if choice is not None and k in choice.broken:
             reason = "its trained weights are not finite"
         elif choice is not None and isinstance(replies.get(k), Update):
-            reason = reason or choice.reasons.get(k, "")
+            reason = reason or (base if decision == "base" and base else choice.reasons).get(k, "")
         if not reason and measure is not None:
             reason = rule.why(measure, broadcast, decision == "admitted")
         return ClientRound(
@@ -231,7 +250,7 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
         )
 
     clients = tuple(record_of(k, name) for k, name in enumerate(roster.names))
-    scores = yield from _scores(plan, [(state.now.model, k) for k in range(len(roster)) if roster.priority[k]])
+    scores = yield from _scores(plan, [(state.served, k) for k in range(len(roster)) if roster.priority[k]])
     sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
     record = RoundRecord(
         round,
@@ -247,41 +266,74 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
         samples=sum(plan.work[k] for k in (*sent, *trained_alone)) if plan.work else 0,
         tried=choice.tried if choice else (),
         fallback=state.fallback if state.fallback != Fallback() else None,
-        inclusion=min(1.0, math.fsum(s for k, s in shares.items() if roster.priority[k])) if shares else 1.0,
+        base=state.apart,
+        inclusion=_inclusion(roster, base_shares),
     )
     return state, record
 
 
+def _inclusion(roster: Roster, shares: Mapping[int, float]) -> float:
+    return min(1.0, math.fsum(s for k, s in shares.items() if roster.priority[k])) if shares else 1.0
+
+
+def _measured(plan: Plan, model: Model, clients: Sequence[int]) -> Generator[Request, Any, dict[int, Measure]]:
+    """Let clients measure a model; those that answer."""
+    measures = (yield Evaluate(tuple((model, k) for k in clients), plan.match_on)) if clients else []
+    return {k: m for k, m in zip(clients, measures, strict=True) if m is not None}
+
+
+def _jury(plan: Plan, round: int, presence: Presence, asked: tuple[int, ...]) -> tuple[int, ...]:
+    """Name the priority clients that measure candidates."""
+    drawn = plan.participation.jury(round, plan.roster, plan.seed)
+    if drawn == presence:
+        return asked
+    return tuple(k for k, there in enumerate(drawn.reachable) if there and plan.roster.priority[k]) or asked
+
+
 def _settle(
-    plan: Plan, presence: Presence, state: _State, choice: Choice, judges: Sequence[int], broadcast: Broadcast
+    plan: Plan,
+    presence: Presence,
+    state: _State,
+    choice: Choice,
+    clients: tuple[int, ...],
+    judges: tuple[int, ...],
+    broadcast: Broadcast,
 ) -> Generator[Request, Any, tuple[_State, Choice, tuple[int, ...]]]:
-    """Move to what was chosen, or back to the priority clients' own model; tell who trained that model."""
-    now = state.now.step(choice.model, plan.server)
-    before = replace(state.fallback, rest=max(0, state.fallback.rest - 1))
-    if not plan.rule.fallback or (state.alone is None and choice.alone is None):
-        return _State(now, None, before), choice, ()
+    """Move to what was chosen, or serve the priority clients' own model; tell who trained that model."""
+    base = state.base.step(choice.base.model, plan.server)
+    same = choice.served is choice.base
+    served = base.model if same else state.base.step(choice.served.model, plan.server).model
+    begins = state.alone is None and choice.alone is not None and choice.base is not choice.alone
+    if not plan.rule.fallback or (state.alone is None and not begins):
+        return _State(served, base, None, state.fallback), choice, ()
     trained: tuple[int, ...] = ()
     if state.alone is not None:
         alone, trained = yield from go_on_alone(
-            state.alone, plan.roster, presence, plan.server, judges, broadcast, plan.match_on
+            state.alone, plan.roster, presence, plan.server, clients, broadcast, plan.match_on
         )
     elif choice.alone is not None:  # from here on they differ
-        alone = state.now.step(choice.alone.model, plan.server)
+        alone = state.base.step(choice.alone.model, plan.server)
     taken = plan.server is None  # then candidates are models as they are, and some have been measured
     known = (
-        choice.measures if taken else None,
-        choice.alone.measures if taken and state.alone is None and choice.alone is not None else None,
+        choice.served.measures if taken else None,
+        choice.alone.measures if taken and begins and choice.alone is not None else None,
     )
-    unknown = [branch.model for branch, its in zip((now, alone), known, strict=True) if its is None]
+    unknown = [model for model, its in zip((served, alone.model), known, strict=True) if its is None]
     found = iter((yield from measure(unknown, judges, plan.match_on)) if unknown else ())
     measures = [next(found) if its is None else its for its in known]
-    fallback, back = judge(plan.roster, before, *measures)
-    if not back:
-        return _State(now, alone, fallback), choice, trained
-    priority = shares_of(plan.roster, presence, trained or [k for k in choice.shares if plan.roster.priority[k]])
-    why = f"set aside: the priority clients are better off alone, smoothed over rounds ({fallback.setbacks} times now)"
-    choice = replace(choice, model=alone.model, shares=priority, epsilon=0.0, reasons=dict.fromkeys(choice.shares, why))
-    return _State(alone, None, fallback), choice, trained
+    # Who takes part gets the next round's models anyway, and may measure them then; other judges get them for this.
+    coming = (base.model, alone.model) if judges == clients else ()
+    extra = sum(not any(model is one for one in coming) for model in unknown)
+    choice = replace(choice, models_down=choice.models_down + extra * len(judges))
+    fallback = judge(plan.roster, state.fallback, *measures)
+    if not fallback.behind:
+        return _State(served, base, alone, fallback), choice, trained
+    shares = shares_of(plan.roster, presence, trained or [k for k in choice.base.shares if plan.roster.priority[k]])
+    why = "set aside: smoothed over rounds, the priority clients are better off alone"
+    choice = replace(
+        choice, served=Mean(alone.model, shares), epsilon=0.0, reasons=dict.fromkeys(choice.served.shares, why)
+    )
+    return _State(alone.model, base, alone, fallback), choice, trained
 
 
 def _decision(
@@ -291,6 +343,7 @@ def _decision(
     warmup: bool,
     reply: Reply | None,
     included: bool,
+    in_base: bool,
     skipped: str | None,
 ) -> tuple[Decision, str]:
     """Name what happened to a client, and why; an empty reason is the rule's to give."""
@@ -304,7 +357,7 @@ def _decision(
             return "absent", "warm-up: priority clients only"
         if not plan.rule.invites_free:
             return "absent", "not invited by the rule"
-        return "absent", skipped or "free clients rest after a setback"
+        return "absent", skipped or ""
     if isinstance(reply, Lost):
         return "lost", reply.reason
     if isinstance(reply, Rejected):
@@ -313,7 +366,9 @@ def _decision(
         return "declined", reply.reason
     if is_priority:
         return "trained", "priority"
-    return ("admitted", "") if included else ("refused", skipped or "")
+    if included or in_base:
+        return ("admitted" if included else "base"), ""
+    return "refused", skipped or ""
 
 
 def _scores(plan: Plan, jobs: list[Job]) -> Generator[Request, Any, tuple[float | None, float | None, float | None]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -85,7 +86,7 @@ class Rule(abc.ABC):
 
     invites_free: ClassVar[bool] = True  #: False: free clients aren't even sent the model
     needs_accuracy: bool = False  #: True: a clear error where the task has no accuracy
-    needs_updates: ClassVar[bool] = False  #: True: the rule judges updates (:meth:`compare`), not losses
+    needs_updates: bool = False  #: True: the rule judges updates (:meth:`compare`, :meth:`base`), not losses alone
     fallback: bool = False  #: True: FedAvg on the priority clients is kept beside, as a way back from bad choices
     match_on: MatchOn | None = None  #: the data F and F_k are measured on; None: held-out where there is any
 
@@ -109,6 +110,15 @@ class Rule(abc.ABC):
     ) -> list[Candidate]:
         """In place of :meth:`candidates`, for a rule that ``needs_updates``."""
         return self.candidates(own, broadcast)
+
+    def base(
+        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
+    ) -> Mapping[int, str] | None:
+        """Name the free clients of the base, the model that the next round starts from, and why; None: the chosen one.
+
+        Only a rule that ``needs_updates`` is asked.
+        """
+        return None
 
     def choose(
         self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
@@ -235,10 +245,16 @@ class AutoAlign(Rule):
 
     Free clients offer with the widest ε. The server averages the sets of clients that FedALIGN would admit with one ε
     after another: those of a ``ladder``, or, without one, those that admit the best aligned 1, 2, 3, 4, 6, 8, 12, …
-    clients. Priority clients measure these candidates (equal sets once) on held-out data, and the one with the lowest
-    weighted loss is taken, the smaller set on a tie. So no round's choice is worse on that data than FedAvg on the
-    priority clients (if the ladder has 0). ``fallback`` sees to it over many rounds: FedAvg on the priority clients
-    is kept beside, and the run goes back to it where the choices fall behind (see ``fedalign.fallback``).
+    clients. Priority clients measure these candidates (equal sets once) on held-out data and are served the one with
+    the lowest weighted loss, the smaller set on a tie. So no round's choice is worse on that data than FedAvg on the
+    priority clients (if the ladder has 0).
+
+    The next round starts from another model, the base: it has the updates of all free clients that point where the
+    priority clients' mean update does (their cosine with it is at least ``cosine``). What is best for a round is seldom best
+    to go on from. With a ladder, or without a ``cosine``, the next round starts from the choice, as with FedALIGN.
+
+    ``fallback`` keeps FedAvg on the priority clients beside, which they are served where the choices fall behind it
+    (see ``fedalign.fallback``).
 
     >>> rule, F = AutoAlign(), Broadcast(round=0, loss=1.0, epsilon=math.inf)
     >>> own = {4: Measure(1.1, None, 1), 7: Measure(1.9, None, 1), 9: Measure(0.95, None, 1)}
@@ -252,7 +268,9 @@ class AutoAlign(Rule):
     on: Literal["loss", "accuracy"] = "loss"
     match_on: MatchOn | None = None
     fallback: bool = True
+    cosine: float | None = 0.0
     needs_accuracy: bool = field(init=False, repr=False, compare=False)
+    needs_updates: bool = field(init=False, repr=False, compare=False)
     _align: Align = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -263,6 +281,9 @@ class AutoAlign(Rule):
                 raise FedalignError(f"AutoAlign's ladder must hold at least one ε, none negative, not {self.ladder!r}")
             object.__setattr__(self, "ladder", tuple(steps))
             widest = steps[-1]
+        if self.cosine is not None and not (isinstance(self.cosine, numbers.Real) and -1 <= self.cosine <= 1):
+            raise FedalignError(f"AutoAlign's cosine must be from -1 to 1, not {self.cosine!r}")
+        object.__setattr__(self, "needs_updates", self.ladder is None and self.cosine is not None)
         object.__setattr__(self, "_align", Align(widest, self.on, self.match_on))
         object.__setattr__(self, "needs_accuracy", self.on == "accuracy")
 
@@ -292,6 +313,16 @@ class AutoAlign(Rule):
             clients = tuple(k for k, mine in own.items() if self.admits(mine, narrowed))
             found.setdefault(clients, Candidate(epsilon, clients))
         return sorted(found.values(), key=lambda candidate: len(candidate.clients))
+
+    def base(
+        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
+    ) -> Mapping[int, str]:
+        """Take those whose updates point where the priority clients' mean update does."""
+        assert self.cosine is not None
+        cosines = {k: similar[k].cosine for k in own}
+        return {
+            k: f"in the base: cosine {c:.3g}, at least {self.cosine:g}" for k, c in cosines.items() if c >= self.cosine
+        }
 
     def _cuts(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[float]:
         """Give the ε that admit the best aligned clients, ever more of them."""

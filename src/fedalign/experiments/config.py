@@ -134,6 +134,7 @@ class ArmSettings:
     epsilon: int | float | Schedule | None = None
     ladder: list[float] | None = None
     fallback: bool | None = None
+    cosine: int | float | None = None
     match: str | None = None
     match_on: str | None = None
     warmup: int | float | None = None
@@ -249,7 +250,8 @@ class Experiment:
         elif rule == "auto":
             ladder = tuple(own["ladder"]) if "ladder" in own else None
             match = own.get("match", self.settings["match"])
-            chosen = AutoAlign(ladder, match, match_on, own.get("fallback", True))
+            more = {key: own[key] for key in ("fallback", "cosine") if key in own}
+            chosen = AutoAlign(ladder, match, match_on, **more)
         elif rule in _OTHERS:
             make, key = _OTHERS[rule]
             chosen = make(match_on=match_on, **({key: own[key]} if key in own else {}))

@@ -200,7 +200,8 @@ def _models_kept(spec: RunSpec) -> int:
     if isinstance(spec.rule, Alone):
         return clients
     branches = 2 if spec.rule.fallback else 1
-    return branches * (3 if spec.server is not None else 1) + (clients + 1 if spec.local.scaffold else 0)
+    base = 1 if spec.rule.needs_updates else 0
+    return base + branches * (3 if spec.server is not None else 1) + (clients + 1 if spec.local.scaffold else 0)
 
 
 def _client_rows(spec: RunSpec, result: SimulationResult) -> list[dict[str, Any]]:

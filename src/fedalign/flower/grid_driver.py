@@ -101,9 +101,9 @@ class GridDriver:
         if isinstance(request, Combine):
             return self._combine(request)
         if isinstance(request, Compare):
-            size = self._layout.trainable_size
-            assert self._received is not None
-            return similarities({k: (self._kept[k] - self._received)[:size] for k in request.clients}, request)
+            size, received = self._layout.trainable_size, self._received
+            assert received is not None
+            return similarities(lambda k: (self._kept[k] - received)[:size], request)
         assert isinstance(request, RoundDone)
         return None
 

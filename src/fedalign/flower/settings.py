@@ -35,7 +35,8 @@ class Settings:
     epsilon: float = 0.2
     match: Literal["loss", "accuracy"] = "loss"
     match_on: Literal["heldout", "train"] = "heldout"
-    fallback: bool = True  #: of the rule `auto`
+    fallback: bool = True  #: of the rule `auto`, as is `cosine`
+    cosine: float = 0.0
     lr: float = 0.1
     epochs: int = 1
     batch_size: int = 50
@@ -113,7 +114,7 @@ class Settings:
         if self.rule == "all":
             return Everyone()
         if self.rule == "auto":
-            return AutoAlign(on=self.match, match_on=self.match_on, fallback=self.fallback)
+            return AutoAlign(on=self.match, match_on=self.match_on, fallback=self.fallback, cosine=self.cosine)
         return Align(self.epsilon, self.match, self.match_on)
 
 

@@ -148,11 +148,11 @@ def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
         x, y = zip(*points, strict=True)
         shown = np.minimum(y, top)
         axes.plot(x, shown, "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}", clip_on=False)
-        back = [r.round + 1 for r in histories[seed].rounds if went_back(r)]
+        back = [r.round + 1 for r in histories[seed].rounds if set_aside(r)]
         if back:
             axes.plot(back, [0] * len(back), "x", ms=8, mew=1.8, color=paint, clip_on=False, zorder=3)
-    if any(went_back(r) for history in histories.values() for r in history.rounds):
-        axes.plot([], [], "x", ms=8, mew=1.8, color="black", label="back to the priority clients' own model")
+    if any(set_aside(r) for history in histories.values() for r in history.rounds):
+        axes.plot([], [], "x", ms=8, mew=1.8, color="black", label="the priority clients' own model instead")
     axes.set_yscale("symlog", linthresh=0.01)
     axes.set_ylim(0, 1.1 * top)
     if any(e == np.inf for points in picked.values() for _, e in points):
@@ -164,9 +164,9 @@ def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
     return figure
 
 
-def went_back(record: RoundRecord) -> bool:
-    """Tell whether the priority clients' choices were set aside in a round."""
-    return bool(record.tried and record.fallback and record.fallback.rest)
+def set_aside(record: RoundRecord) -> bool:
+    """Tell whether the priority clients were served their own model in a round, not their choice."""
+    return bool(record.tried and record.fallback and record.fallback.behind)
 
 
 def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], alone: str, title: str) -> Figure | None:

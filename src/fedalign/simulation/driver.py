@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,6 +70,10 @@ class LiveRun:
             client=k,
             correction=self.controls.correction(k) if self.controls is not None else None,
         )
+
+    def update(self, size: int, k: int) -> torch.Tensor:
+        """Give the first ``size`` numbers of client k's update, which a rule wanted to see."""
+        return (self.kept[k].model - self.received[k])[:size]
 
     def renew_control(self, k: int, trained: torch.Tensor, share: float) -> None:
         """Renew a client's control variate after its local work (SCAFFOLD)."""
@@ -200,9 +205,7 @@ class Driver:
             run.kept[k] = one
         size = self.engine.layout.trainable_size
         for run, request in asked:
-            run.advance(
-                similarities({k: (run.kept[k].model - run.received[k])[:size] for k in request.clients}, request)
-            )
+            run.advance(similarities(partial(run.update, size), request))
 
     def _combine(self, runs: Sequence[LiveRun]) -> None:
         """Train every client that is in some mix, and add its model up as soon as it is there."""
@@ -253,13 +256,13 @@ class Driver:
         return dict(zip(where, self.engine.evaluate(jobs), strict=True))
 
 
-def similarities(updates: Mapping[int, torch.Tensor], request: Compare) -> dict[int, Similarity]:
-    """Compare updates with the mean of some of them, as a request says."""
-    updates = {k: update.double() for k, update in updates.items()}
-    mean = torch.stack([updates[k] * weight for k, weight in request.reference.items()]).sum(0)
-    dots = torch.stack([torch.stack([u @ mean, u @ u]) for u in updates.values()]).tolist()
+def similarities(update: Callable[[int], torch.Tensor], request: Compare) -> dict[int, Similarity]:
+    """Compare clients' updates, one after another, with the mean of some of them, as a request says."""
+    mean = torch.stack([update(k).double() * weight for k, weight in request.reference.items()]).sum(0)
+    each = (update(k).double() for k in request.clients)
+    dots = torch.stack([torch.stack([one @ mean, one @ one]) for one in each]).tolist()
     length = math.sqrt(float(mean @ mean))
-    return {k: _similarity(dot, square, length) for k, (dot, square) in zip(updates, dots, strict=True)}
+    return {k: _similarity(dot, square, length) for k, (dot, square) in zip(request.clients, dots, strict=True)}
 
 
 def _similarity(dot: float, square: float, length: float) -> Similarity:
