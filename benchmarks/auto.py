@@ -14,16 +14,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from rich.progress import track
-from rules import grid, into_page
+from rules import SUMMARIES, grid, into_page
 
 import fedalign.simulation.api
 from fedalign.experiments.config import load
 from fedalign.messages import RoundDone
+from fedalign.paper.compact import read_all
+from fedalign.participation import Presence, Uniform
+from fedalign.roster import Roster
 from fedalign.rules import AutoAlign, Broadcast, Candidate, Measure, Similarity, _sizes
 from fedalign.simulation.api import Simulation
 from fedalign.simulation.engine_batched import BatchedEngine
@@ -64,9 +67,10 @@ class DetailedEngine(BatchedEngine):
 
 @dataclass(frozen=True)
 class Variant(AutoAlign):
-    """AutoALIGN without its fallback, with other candidates and another judge."""
+    """AutoALIGN without its fallback and base, with other candidates and another judge."""
 
     fallback: bool = False
+    cosine: float | None = None
     weights: tuple[float, ...] = (1.0,)  # free clients' weights are also tried times these
     finish: float = 0.0  # the last part of the rounds is for priority clients only
     by: str = "loss"  # or accuracy, calibrated
@@ -126,8 +130,14 @@ class Variant(AutoAlign):
 class ByUpdates(Variant):
     """Candidates that admit the clients whose updates are most like the priority clients' mean update."""
 
-    needs_updates: ClassVar[bool] = True
     gaps_too: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "needs_updates", True)
+
+    def base(self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast) -> None:
+        return None
 
     def compare(
         self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
@@ -139,6 +149,24 @@ class ByUpdates(Variant):
             clients = tuple(sorted(order[:size]))
             plain.setdefault(clients, Candidate(max(self._align.gap(own[k], broadcast) for k in clients), clients))
         return self.weighed(sorted(plain.values(), key=lambda one: len(one.clients)))
+
+
+@dataclass(frozen=True)
+class Nobody(AutoAlign):
+    """AutoALIGN that always serves the priority clients' own aggregate; free clients enter the base alone."""
+
+    def choose(
+        self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
+    ) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class OwnJury(Uniform):
+    """Those that train are also those that judge."""
+
+    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
+        return self.draw(round, roster, seed)
 
 
 VARIANTS: dict[str, AutoAlign] = {
@@ -159,8 +187,17 @@ VARIANTS: dict[str, AutoAlign] = {
     "cuts, calibrated": Variant(by="calibrated"),
     "cuts, finish": Variant(finish=0.1),
     "ladder, fallback": AutoAlign(LADDER),
-    "cuts, fallback (auto)": AutoAlign(),
+    "cuts, fallback": AutoAlign(cosine=None),
+    "base": AutoAlign(fallback=False),
+    "base, fallback": AutoAlign(),
+    "the same, judged by those that train": AutoAlign(),
+    "base, fallback, accuracy": Variant(fallback=True, cosine=0.0, by="accuracy"),
+    "base, fallback, nobody admitted": Nobody(),
+    "base of cosine 0.05, fallback": AutoAlign(cosine=0.05),
+    "base of everybody, fallback": AutoAlign(cosine=-1.0),
 }
+#: What `auto` is; its row comes from the summaries of benchmarks/rules.py.
+AUTO = "base, fallback"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -171,8 +208,14 @@ def run(options: argparse.Namespace) -> None:
     experiment = load(options.experiment, overrides)
     specs = experiment.specs()
     runs = [("priority", seed, spec) for _, seed, spec in specs]
-    runs += [(name, seed, replace(spec, rule=VARIANTS[name])) for name in names for _, seed, spec in specs]
-    fedalign.simulation.api.BatchedEngine = DetailedEngine  # type: ignore[misc,attr-defined]
+    for name in names:
+        for _, seed, spec in specs:
+            spec = replace(spec, rule=VARIANTS[name])
+            if "those that train" in name and isinstance(spec.participation, Uniform):
+                spec = replace(spec, participation=OwnJury(spec.participation.fraction))
+            runs.append((name, seed, spec))
+    if any(isinstance(VARIANTS[name], Variant) and VARIANTS[name].by != "accuracy" for name in names):  # type: ignore[attr-defined]
+        fedalign.simulation.api.BatchedEngine = DetailedEngine  # type: ignore[misc,attr-defined]
     simulation = Simulation([spec for *_, spec in runs], experiment.model, device=options.device, tf32=options.tf32)
     records: list[list[Any]] = [[] for _ in runs]
     for events in track(simulation.rounds(), description=experiment.name, total=options.rounds):
@@ -206,6 +249,10 @@ def cell(kept: Mapping[str, Any], name: str) -> str:
 
 def table(options: argparse.Namespace) -> None:
     results = {path.stem: json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))}
+    for name, whole in read_all(SUMMARIES).items():
+        if name in results:
+            finals = zip(whole["seeds"], whole["arms"]["auto"]["test_accuracy"]["per_seed"], strict=True)
+            results[name][AUTO] = {str(seed): {"test_accuracy": final} for seed, final in finals}
     rows = [[name, *(cell(kept, name) for kept in results.values())] for name in ("priority", *VARIANTS)]
     into_page("auto", grid(["candidates, judge", *(f"`{name}`" for name in results)], rows))
 

@@ -2,7 +2,7 @@
 
     python benchmarks/rules.py run [EXPERIMENT …] [--arms A,B] [--device cuda] [--tf32] [--emnist FOLDER] …
     python benchmarks/rules.py optimisers [EXPERIMENT …]      # SCAFFOLD and server optimisers, on Synth
-    python benchmarks/rules.py join RUN RUN …                 # runs of one experiment with different arms: one summary
+    python benchmarks/rules.py join RUN …                     # more arms, or an arm's newer run, into the summaries
     python benchmarks/rules.py table          # from docs/results/rules into docs/rules.md, nothing is run
 
 Runs go into runs/rules/NAME and may be broken off and repeated: what is done is kept.
@@ -11,6 +11,7 @@ Runs go into runs/rules/NAME and may be broken off and repeated: what is done is
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -96,22 +97,29 @@ def optimisers(options: argparse.Namespace) -> None:
 
 
 def join(options: argparse.Namespace) -> None:
-    first, *others = [read_run(folder) for folder in options.folders]
-    for other in others:
-        for key in ("experiment", "rounds", "seeds"):
-            if other.summary[key] != first.summary[key]:
-                sys.exit(f"the runs differ in {key}: {first.summary[key]} and {other.summary[key]}")
-        first.summary["arms"] |= other.summary["arms"]
-        first.histories.update(other.histories)
-    first.settings["arms"] = list(first.summary["arms"])
-    print(save(compact(first), SUMMARIES))
+    """Put the arms of runs into the experiments' summaries; the first run of an experiment begins its summary."""
+    for folder in options.folders:
+        run = read_run(folder)
+        path = SUMMARIES / f"{run.summary['experiment']}.json"
+        if not path.is_file():
+            print(save(compact(run), SUMMARIES))
+            continue
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        for key in ("rounds", "seeds"):
+            if run.summary[key] != kept[key]:
+                sys.exit(f"{folder} differs from {path} in {key}: {run.summary[key]} and {kept[key]}")
+        more = compact(run, kept["arms"])
+        commands = [kept["command"], more["command"]]
+        arms = kept["arms"] | more["arms"]
+        ordered = {arm: arms[arm] for arm in (*ARMS, *arms) if arm in arms}
+        print(save({**kept, "command": "; ".join(dict.fromkeys(commands)), "arms": ordered}, SUMMARIES))
 
 
 def accuracy(results: Mapping[str, Any], arm: str) -> str:
     figures = results["arms"].get(arm)
     if figures is None or figures["test_accuracy"]["mean"] is None:
         return "–"
-    best = max(f["test_accuracy"]["mean"] or 0.0 for f in results["arms"].values())
+    best = max(results["arms"][one]["test_accuracy"]["mean"] or 0.0 for one in ARMS if one in results["arms"])
     text = f"{100 * figures['test_accuracy']['mean']:.1f} ± {100 * figures['test_accuracy']['std']:.1f}"
     return f"**{text}**" if figures["test_accuracy"]["mean"] >= best - 0.005 else text
 

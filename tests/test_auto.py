@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import fedalign as fa
 from fedalign.history import RoundRecord
 from fedalign.messages import Combine, Combined, Compare, Declined, Evaluate, RoundDone, Train, Update
-from fedalign.participation import Full
+from fedalign.participation import Full, Participation, Presence
 from fedalign.protocol import Plan, federated
 from fedalign.roster import Roster
 from fedalign.rules import AutoAlign, Broadcast, Measure, Similarity
@@ -25,9 +25,22 @@ COSINE = {0: 1.0, 1: 1.0, 2: -0.2, 3: 0.3, 4: 0.0}  # the base has d and e
 VALUE = {0: 10.0, 1: 10.0, 2: 4.0, 3: 1.0, 4: -100.0}  # the trained "models"; the priority clients like 6.5
 
 
-def play(rule, judge=lambda model: abs(model - 6.5), lost=(), not_finite=(), rounds=1):
+class Drawn(Participation):
+    """Everybody trains, some judge."""
+
+    def __init__(self, *judges):
+        self.judges = judges
+
+    def draw(self, round, roster, seed):
+        return Presence((True,) * len(roster))
+
+    def jury(self, round, roster, seed):
+        return Presence(tuple(k in self.judges for k in range(len(roster))))
+
+
+def play(rule, judge=lambda model: abs(model - 6.5), lost=(), not_finite=(), rounds=1, participation=None):
     """Drive a run whose models are numbers; give its records and requests."""
-    run = federated(Plan(ROSTER, rule, rounds, 0, Full(), work=(30, 10, 20, 20, 40)), 0.0)
+    run = federated(Plan(ROSTER, rule, rounds, 0, participation or Full(), work=(30, 10, 20, 20, 40)), 0.0)
     requests, reply = [], None
     while True:
         try:
@@ -154,6 +167,17 @@ def test_a_lost_judge_counts_for_no_candidate():
     assert nobody.history[0].epsilon == 0.0  # without a judge, priority clients only
 
 
+def test_the_jury_measures_candidates():
+    result, requests = play(AutoAlign(), participation=Drawn(1, 2), rounds=2)
+    asked = [{k for _, k in r.jobs} for r in requests if isinstance(r, Evaluate)]
+    assert asked[:2] == [{0, 1}, {1}]  # F(w), then the candidates: client 2 isn't a priority client
+    # 5 models with the broadcast, 4 candidates to one judge. In the second round the priority clients train their own
+    # model as well, and the judge gets it: it wouldn't otherwise.
+    assert [r.models_down for r in result.history.rounds] == [5 + 4, 5 + 4 + 2 + 1]
+    _, requests = play(AutoAlign(), participation=Drawn(4))
+    assert {k for _, k in requests[4].jobs} == {0, 1}  # nobody was drawn: those that take part judge
+
+
 def test_a_free_client_that_diverges_spoils_only_its_candidates():
     result, _ = play(AutoAlign(LADDER), not_finite=(3,))
     record = result.history[0]
@@ -209,6 +233,9 @@ def test_records_keep_what_was_tried():
     assert RoundRecord.from_json(record.to_json()) == record
     old = record.to_json().replace('"samples":120,', "")
     assert RoundRecord.from_json(old[: old.index(',"tried"')] + "}").tried == ()
+    # A first version went back and let free clients rest.
+    old = record.to_json().replace('"behind":false', '"rest":3,"setbacks":1')
+    assert RoundRecord.from_json(old) == record
 
 
 def federation():

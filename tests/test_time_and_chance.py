@@ -102,6 +102,17 @@ def test_replacement_draws_priority_clients_in_proportion():
     assert counts[4:].sum() == 0
 
 
+def test_judges_are_drawn_anew_where_trainers_are_drawn():
+    for pattern in (fa.Uniform(0.3), fa.Replacement(4)):
+        pairs = [(pattern.draw(t, ROSTER, 1), pattern.jury(t, ROSTER, 1)) for t in range(50)]
+        assert any(trainers != jury for trainers, jury in pairs)
+        assert pattern.jury(3, ROSTER, 1) == pattern.jury(3, ROSTER, 1)
+        if isinstance(pattern, fa.Uniform):
+            assert {sum(jury.reachable) for _, jury in pairs} == {sum(pairs[0][0].reachable)}
+    for pattern in (fa.Full(), fa.Bernoulli(0.5), fa.Uniform(1.0)):
+        assert all(pattern.jury(t, ROSTER, 1) == pattern.draw(t, ROSTER, 1) for t in range(20))
+
+
 def test_bernoulli_leaves_priority_clients_alone():
     draws = np.array([fa.Bernoulli(0.25).draw(t, ROSTER, 0).reachable for t in range(400)])
     assert draws[:, :4].all()

@@ -250,8 +250,8 @@ class AutoAlign(Rule):
     priority clients (if the ladder has 0).
 
     The next round starts from another model, the base: it has the updates of all free clients that point where the
-    priority clients' mean update does (their cosine with it is at least ``cosine``). What is best for a round is seldom best
-    to go on from. With a ladder, or without a ``cosine``, the next round starts from the choice, as with FedALIGN.
+    priority clients' mean update does (their cosine with it is at least ``cosine``). What is best for a round is seldom
+    best to go on from. With a ladder, or without a ``cosine``, the next round starts from the choice.
 
     ``fallback`` keeps FedAvg on the priority clients beside, which they are served where the choices fall behind it
     (see ``fedalign.fallback``).

@@ -17,10 +17,13 @@ from fedalign.report.load import RunFolder
 _SMOOTH = 5  # rounds: a single lucky round doesn't count as having reached an accuracy
 
 
-def compact(run: RunFolder) -> dict[str, Any]:
-    """Summarise a finished run: final figures by seed, curves as mean and deviation, rounds to reach `priority`."""
+def compact(run: RunFolder, others: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Summarise a finished run: final figures by seed, curves as mean and deviation, rounds to reach `priority`.
+
+    ``others`` are the arms of an earlier summary, which has `priority` where the run hasn't.
+    """
     summary = run.summary
-    priority = summary["arms"].get("priority")
+    priority = summary["arms"].get("priority") or (others or {}).get("priority")
     finals = priority["test_accuracy"]["per_seed"] if priority else [None] * len(summary["seeds"])
     targets = dict(zip(summary["seeds"], finals, strict=True))
     arms = {}

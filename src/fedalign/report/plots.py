@@ -75,7 +75,7 @@ def curves(arms: Curves, name: str, title: str, label: str, warmup: int, *, perc
 
 
 def admitted(runs: Mapping[int, History], title: str) -> Figure:
-    """Draw the free clients that were admitted, round by round: the share of seeds in which each was."""
+    """Draw the free clients that were admitted or in the base, round by round: the share of seeds in which each was."""
     histories = [history for history in runs.values() if len(history)]
     free = [c.id for c in histories[0][0].clients if not c.priority]
     names = [c.name for c in histories[0][0].clients if not c.priority]
@@ -84,7 +84,7 @@ def admitted(runs: Mapping[int, History], title: str) -> Figure:
     for history in histories:
         for r in history.rounds:
             for row, k in enumerate(free):
-                share[row, r.round] += (r.clients[k].decision == "admitted") / len(histories)
+                share[row, r.round] += (r.clients[k].decision in ("admitted", "base")) / len(histories)
     figure, axes = _figure(height=max(2.6, min(9.0, 0.9 + 0.24 * len(free))))
     image = axes.imshow(
         share, aspect="auto", interpolation="nearest", cmap="Greens", vmin=0, vmax=1,
@@ -96,7 +96,9 @@ def admitted(runs: Mapping[int, History], title: str) -> Figure:
     axes.grid(visible=False)
     if not share.any():
         axes.text(0.5, 0.5, "no free client was admitted", transform=axes.transAxes, ha="center", color="0.35")
-    label = "admitted" if len(histories) == 1 else f"admitted (share of {len(histories)} seeds)"
+    based = any(r.base for history in histories for r in history.rounds)
+    label = "admitted, or in the base" if based else "admitted"
+    label = label if len(histories) == 1 else f"{label} (share of {len(histories)} seeds)"
     figure.colorbar(image, ax=axes, label=label)
     return figure
 
