@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ import fedalign.simulation.api
 from fedalign.experiments.config import load
 from fedalign.messages import RoundDone
 from fedalign.paper.compact import read_all
-from fedalign.participation import Presence, Uniform
+from fedalign.participation import Uniform
 from fedalign.roster import Roster
 from fedalign.rules import AutoAlign, Broadcast, Candidate, Measure, Similarity, _sizes
 from fedalign.simulation.api import Simulation
@@ -130,14 +130,8 @@ class Variant(AutoAlign):
 class ByUpdates(Variant):
     """Candidates that admit the clients whose updates are most like the priority clients' mean update."""
 
+    needs_updates: ClassVar[bool] = True
     gaps_too: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "needs_updates", True)
-
-    def base(self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast) -> None:
-        return None
 
     def compare(
         self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
@@ -165,8 +159,8 @@ class Nobody(AutoAlign):
 class OwnJury(Uniform):
     """Those that train are also those that judge."""
 
-    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
-        return self.draw(round, roster, seed)
+    def jury(self, round: int, roster: Roster, seed: int) -> None:
+        return None
 
 
 VARIANTS: dict[str, AutoAlign] = {

@@ -25,7 +25,19 @@ def whole(model):
     return abs(model - round(model)) < 1e-9
 
 
-def play(rounds, accuracy, rule=None, server=None, start=0, model=0.0, memory=(), last=None, loss=lambda m: 100 - m):
+def play(
+    rounds,
+    accuracy,
+    rule=None,
+    server=None,
+    start=0,
+    model=0.0,
+    memory=(),
+    last=None,
+    loss=lambda m: 100 - m,
+    silent=None,
+    leaves=math.inf,
+):
     """Drive a run whose models are numbers: priority clients add 1, the free one π, and a larger number has less loss.
 
     So the free client is let in whenever it may. ``accuracy`` says how models do otherwise.
@@ -46,9 +58,12 @@ def play(rounds, accuracy, rule=None, server=None, start=0, model=0.0, memory=()
         elif isinstance(request, Combine):
             reply = Combined(tuple(sum(sent[k] * w for k, w in mix.items()) for mix in request.mixes))
         elif isinstance(request, Compare):
-            reply = {k: Similarity(1.0, 1.0) for k in request.clients}
+            cosine = 1.0 if start + len(done) < leaves else -1.0
+            reply = {k: Similarity(cosine, 1.0) for k in request.clients}
         elif isinstance(request, Evaluate):
             reply = [Measure(loss(m), accuracy(m), 5) for m, _ in request.jobs]
+            if len(done) == silent and sent and request.split == "heldout":
+                reply = [None] * len(reply)  # in this round the judges are lost
         else:
             assert isinstance(request, Train)
             sent = {k: m + (1.0 if ROSTER.priority[k] else math.pi) for m, k in request.jobs}
@@ -89,9 +104,16 @@ def test_a_base_whose_loss_is_not_finite_starts_again_from_the_way_back():
     def loss(model):
         return 100 - model if whole(model) or model < 8 else math.inf
 
-    result, _, done = play(8, lambda model: 0.9, loss=loss)
-    assert all(math.isfinite(r.global_loss) for r in result.history.rounds)
-    assert whole(done[-1].model) or done[-1].model < 8
+    for leaves in (math.inf, 4):  # the free client isn't in the base from this round on
+        result, _, done = play(8, lambda model: 0.9, loss=loss, leaves=leaves)
+        assert all(math.isfinite(r.global_loss) for r in result.history.rounds)
+        assert whole(done[-1].model) or done[-1].model < 8
+        assert any(r.fallback is None or not r.fallback.apart for r in result.history.rounds[3:]) == (leaves == 4)
+        for stop in range(1, 8):
+            at = done[stop - 1]
+            more = {"start": stop, "model": at.model, "memory": at.memory, "last": at.record, "leaves": leaves}
+            later, _, _ = play(8, lambda model: 0.9, loss=loss, **more)
+            assert later.history.rounds == result.history.rounds[stop:]
     # Only where there is a way back.
     with pytest.raises(fa.DivergedError):
         play(8, lambda model: 0.9, AutoAlign(fallback=False, cosine=-1), loss=lambda m: math.inf if m > 4 else 100 - m)
@@ -133,6 +155,18 @@ def test_it_goes_on_from_a_record():
                 assert later.history.rounds == straight.history.rounds[stop:]
 
 
+@pytest.mark.parametrize("server", [None, fa.FedAvgM(momentum=0.5)])
+def test_it_goes_on_when_no_judge_answered(server):
+    def accuracy(model):
+        return 0.9
+
+    straight, _, done = play(5, accuracy, server=server, silent=0)
+    at = done[0]
+    assert at.record.fallback.apart
+    later, _, _ = play(5, accuracy, server=server, start=1, model=at.model, memory=at.memory, last=at.record)
+    assert later.history.rounds == straight.history.rounds[1:]
+
+
 def test_the_server_optimiser_moves_both():
     # All is well with the free client, so both models live; the second one is FedAvgM's on the priority clients.
     server = fa.FedAvgM(momentum=0.5)
@@ -171,8 +205,8 @@ def test_a_model_whose_loss_is_not_finite_is_left_at_once_and_for_no_longer():
 def test_only_those_count_that_measured_both():
     chosen, alone = {0: Measure(1.0, 0.5, 5)}, {0: Measure(1.0, 0.5, 5), 1: Measure(1.0, 1.0, 5)}
     assert judge(ROSTER, Fallback(apart=True), chosen, alone).deficit == 0.0
-    before = Fallback(apart=True, deficit=0.004)
-    assert judge(ROSTER, before, {}, alone) == before
+    before = Fallback(deficit=0.004)
+    assert judge(ROSTER, before, {}, alone) == Fallback(apart=True, deficit=0.004)
 
 
 def test_when_behind_the_model_is_fedavgs_to_the_last_bit(monkeypatch):

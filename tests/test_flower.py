@@ -1,6 +1,7 @@
 """The federation over Flower's messages, with the ClientApps called in this process: no network, all the logic."""
 
 import json
+import re
 import types
 from pathlib import Path
 
@@ -439,6 +440,10 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(federation, tmp_path):
     _, other = federation(rule="all", rounds=1, resume=str(tmp_path / "out"), lr=0.5)
     with pytest.raises(fa.FedalignError, match=r"other settings: lr was 0\.1, is 0\.5"):
         other()
+    # A setting that the run's version didn't have counts as its default.
+    config = tmp_path / "out" / "config.toml"
+    config.write_text("".join(re.findall("^(?!cosine).*\n", config.read_text(), re.M)))
+    federation(rule="all", rounds=1, resume=str(tmp_path / "out"))[1]()
 
 
 def test_a_new_app_is_what_flower_wants(tmp_path):

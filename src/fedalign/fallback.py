@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedalign.history import Fallback
@@ -76,7 +76,7 @@ def judge(roster: Roster, before: Fallback, chosen: Mapping[int, Measure], alone
     """
     both = [k for k in chosen if k in alone]
     if not both:
-        return before
+        return replace(before, apart=True)
     loss, accuracy = weighted(roster, {k: chosen[k] for k in both})
     loss_alone, accuracy_alone = weighted(roster, {k: alone[k] for k in both})
     if not math.isfinite(loss) or not math.isfinite(loss_alone):

@@ -34,13 +34,13 @@ class Participation(abc.ABC):
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
         """Say who is reachable in this round."""
 
-    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
+    def jury(self, round: int, roster: Roster, seed: int) -> Presence | None:
         """Say who may measure candidates in this round, where a rule has the priority clients choose.
 
-        Here, those that take part. Where the server draws who trains, it draws the judges anew: those that have just
+        None: those that take part. Where the server draws who trains, it draws the judges anew: those that have just
         trained favour what they know, and the others' data isn't heard.
         """
-        return self.draw(round, roster, seed)
+        return None
 
     def check(self, roster: Roster, rounds: int) -> None:
         """Refuse, before any work, a pattern that cannot serve this roster."""

@@ -185,7 +185,7 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
     # F(w): the priority clients' own evaluations of w.
     own = yield from _measured(plan, state.base.model, priority)
     if state.alone is not None and own and not math.isfinite(weighted(roster, own)[0]):
-        state = replace(state, base=state.alone, alone=None)
+        state = replace(state, base=state.alone, alone=None, fallback=Fallback(deficit=state.fallback.deficit))
         own = yield from _measured(plan, state.base.model, priority)
     model = state.base.model
     asked = tuple(own)
@@ -218,7 +218,7 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
                 candidates, base = rule.compare(offers, similar, broadcast), rule.base(offers, similar, broadcast)
             else:
                 candidates = rule.candidates(offers, broadcast)
-            jury = _jury(plan, round, presence, asked)
+            jury = _jury(plan, round, asked)
             choice = yield from choose(rule, candidates, base, round, roster, presence, sent, jury, plan.match_on)
             state, choice, trained_alone = yield from _settle(plan, presence, state, choice, asked, jury, broadcast)
             epsilon = choice.epsilon
@@ -282,10 +282,10 @@ def _measured(plan: Plan, model: Model, clients: Sequence[int]) -> Generator[Req
     return {k: m for k, m in zip(clients, measures, strict=True) if m is not None}
 
 
-def _jury(plan: Plan, round: int, presence: Presence, asked: tuple[int, ...]) -> tuple[int, ...]:
+def _jury(plan: Plan, round: int, asked: tuple[int, ...]) -> tuple[int, ...]:
     """Name the priority clients that measure candidates."""
     drawn = plan.participation.jury(round, plan.roster, plan.seed)
-    if drawn == presence:
+    if drawn is None:
         return asked
     return tuple(k for k, there in enumerate(drawn.reachable) if there and plan.roster.priority[k]) or asked
 

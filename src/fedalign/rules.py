@@ -281,9 +281,12 @@ class AutoAlign(Rule):
                 raise FedalignError(f"AutoAlign's ladder must hold at least one ε, none negative, not {self.ladder!r}")
             object.__setattr__(self, "ladder", tuple(steps))
             widest = steps[-1]
-        if self.cosine is not None and not (isinstance(self.cosine, numbers.Real) and -1 <= self.cosine <= 1):
-            raise FedalignError(f"AutoAlign's cosine must be from -1 to 1, not {self.cosine!r}")
-        object.__setattr__(self, "needs_updates", self.ladder is None and self.cosine is not None)
+        if self.cosine is not None:
+            number = isinstance(self.cosine, numbers.Real) and not isinstance(self.cosine, bool)
+            if not number or not -1 <= self.cosine <= 1:
+                raise FedalignError(f"AutoAlign's cosine must be from -1 to 1, not {self.cosine!r}")
+        based = self.ladder is None and self.cosine is not None
+        object.__setattr__(self, "needs_updates", based or type(self).needs_updates)
         object.__setattr__(self, "_align", Align(widest, self.on, self.match_on))
         object.__setattr__(self, "needs_accuracy", self.on == "accuracy")
 
@@ -316,10 +319,11 @@ class AutoAlign(Rule):
 
     def base(
         self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
-    ) -> Mapping[int, str]:
-        """Take those whose updates point where the priority clients' mean update does."""
-        assert self.cosine is not None
-        cosines = {k: similar[k].cosine for k in own}
+    ) -> Mapping[int, str] | None:
+        """Take those whose updates point where the priority clients' mean update does; one of length 0 doesn't."""
+        if self.ladder is not None or self.cosine is None:
+            return None
+        cosines = {k: similar[k].cosine for k in own if similar[k].length > 0}
         return {
             k: f"in the base: cosine {c:.3g}, at least {self.cosine:g}" for k, c in cosines.items() if c >= self.cosine
         }

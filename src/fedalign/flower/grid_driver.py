@@ -110,8 +110,8 @@ class GridDriver:
     def _evaluate(self, request: Evaluate) -> list[Measure | None]:
         """Send each client all its models in one message.
 
-        A round ends with test measures of the model whose loss the next one begins with: the priority clients give
-        both at once, which saves an exchange.
+        A round ends with test measures of the model whose loss the next one mostly begins with (not with AutoALIGN's
+        base): the priority clients give both at once, which saves an exchange.
         """
         known = [self._ahead.get((id(model), k)) for model, k in request.jobs]
         if request.split == self._settings.match_on and all(known):

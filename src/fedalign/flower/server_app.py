@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,9 @@ class Server:
 def _check_same(config: Path, settings: Settings) -> None:
     import tomllib
 
-    old = tomllib.loads(config.read_text(encoding="utf-8"))
+    # Settings that are newer than the run have their defaults.
+    usual = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
+    old = usual | tomllib.loads(config.read_text(encoding="utf-8"))
     changed = sorted(k for k, v in vars(settings).items() if k not in _SAME and old.get(k) != v)
     if changed:
         shown = "; ".join(f"{k} was {old.get(k)!r}, is {getattr(settings, k)!r}" for k in changed)

@@ -129,7 +129,7 @@ def costs(arms: Curves, title: str) -> Figure:
 
 
 def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
-    """Draw which ε the priority clients chose, seed by seed, and where they went back to a model of their own.
+    """Draw which ε the priority clients chose, seed by seed, and where they were served a model of their own.
 
     None if there was no choice.
     """
@@ -152,9 +152,9 @@ def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
         axes.plot(x, shown, "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}", clip_on=False)
         back = [r.round + 1 for r in histories[seed].rounds if set_aside(r)]
         if back:
-            axes.plot(back, [0] * len(back), "x", ms=8, mew=1.8, color=paint, clip_on=False, zorder=3)
+            axes.plot(back, [0] * len(back), "x", ms=5, mew=1.2, color=paint, clip_on=False, zorder=3)
     if any(set_aside(r) for history in histories.values() for r in history.rounds):
-        axes.plot([], [], "x", ms=8, mew=1.8, color="black", label="the priority clients' own model instead")
+        axes.plot([], [], "x", ms=5, mew=1.2, color="black", label="the priority clients' own model instead")
     axes.set_yscale("symlog", linthresh=0.01)
     axes.set_ylim(0, 1.1 * top)
     if any(e == np.inf for points in picked.values() for _, e in points):
