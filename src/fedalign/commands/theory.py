@@ -102,6 +102,7 @@ def _advise(options: argparse.Namespace) -> int:
         "ε = ∞": Align(float("inf")),
         "advice": Align(Piecewise(pieces)),
         "AutoALIGN": AutoAlign(),
+        "without base": AutoAlign(cosine=None),
     }
     results = run([spec(rule, rounds) for rule in arms.values()])
     table = Table(title=f"Tried, {rounds} rounds, one seed", title_justify="left")
