@@ -188,6 +188,7 @@ VARIANTS: dict[str, AutoAlign] = {
     "base, fallback, accuracy": Variant(fallback=True, cosine=0.0, by="accuracy"),
     "base, fallback, nobody admitted": Nobody(),
     "base of cosine 0.05, fallback": AutoAlign(cosine=0.05),
+    "base of cosine -0.1, fallback": AutoAlign(cosine=-0.1),
     "base of everybody, fallback": AutoAlign(cosine=-1.0),
 }
 #: What `auto` is; its row comes from the summaries of benchmarks/rules.py.
