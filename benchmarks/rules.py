@@ -109,7 +109,7 @@ def join(options: argparse.Namespace) -> None:
             if run.summary[key] != kept[key]:
                 sys.exit(f"{folder} differs from {path} in {key}: {run.summary[key]} and {kept[key]}")
         more = compact(run, kept["arms"])
-        commands = [kept["command"], more["command"]]
+        commands = [*kept["command"].split("; "), more["command"]]
         arms = kept["arms"] | more["arms"]
         ordered = {arm: arms[arm] for arm in (*ARMS, *arms) if arm in arms}
         print(save({**kept, "command": "; ".join(dict.fromkeys(commands)), "arms": ordered}, SUMMARIES))

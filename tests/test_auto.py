@@ -110,7 +110,7 @@ def test_the_next_round_starts_from_the_base():
     assert done.memory == pytest.approx((base, 10.0))  # and FedAvg on the priority clients
     assert record.base
     assert (record.clients[4].weight, record.clients[4].decision) == (0.0, "base")
-    assert record.clients[4].reason == "in the base: cosine 0, at least 0"
+    assert record.clients[4].reason == "in the base: cosine 0, at least -0.1"
     assert record.inclusion == pytest.approx(1 / 2.5)
     # Candidates are measured; the base is not, it is nobody's choice.
     assert len(next(r for r in requests if isinstance(r, Combine)).mixes) == 5

@@ -301,6 +301,11 @@ def test_logistic_regression_with_a_bias(tmp_path):
     theory = json.loads((tmp_path / "a" / "summary.json").read_text())["theory"]["arms"]
     assert theory["fedalign"]["smallest_ratio"] > 1
     assert "before clients train" in theory["auto"]["fails"]
+    lines = (tmp_path / "a" / "auto" / "seed-0" / "rounds.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])  # it goes on from another model than the one whose weights the record has
+    assert last["base"]
+    assert last["rho"] is None
+    assert last["objective"] > 0
 
 
 def test_a_resumed_run_has_the_same_theta_and_rho(tmp_path, monkeypatch):

@@ -60,11 +60,13 @@ def go_on_alone(
     return (branch if combined.not_finite else branch.step(combined.models[0], server)), sent
 
 
-def measure(models: Sequence[Model], judges: Sequence[int], split: Split) -> Generator[Request, Any, list[Any]]:
-    """Let the judges measure models; one dictionary of measures each."""
-    answers = yield Evaluate(tuple((model, k) for model in models for k in judges), split)
-    found = [dict(zip(judges, answers[i * len(judges) :], strict=False)) for i in range(len(models))]
-    return [{k: m for k, m in one.items() if m is not None} for one in found]
+def measure(
+    models: Sequence[Model], clients: Sequence[int], split: Split
+) -> Generator[Request, Any, list[dict[int, Measure]]]:
+    """Let clients measure models; for each model, the measures of those that answer."""
+    jobs = tuple((model, k) for model in models for k in clients)
+    answers = iter((yield Evaluate(jobs, split)) if jobs else ())
+    return [{k: m for k in clients if (m := next(answers)) is not None} for _ in models]
 
 
 def judge(roster: Roster, before: Fallback, chosen: Mapping[int, Measure], alone: Mapping[int, Measure]) -> Fallback:

@@ -42,7 +42,7 @@ from fedalign.messages import (
 )
 from fedalign.participation import Full, Participation, Presence
 from fedalign.roster import Roster
-from fedalign.rules import Broadcast, Measure, Rule, Split
+from fedalign.rules import Broadcast, Rule, Split
 from fedalign.server import ServerOptimizer
 from fedalign.shares import shares_of, weighted
 
@@ -183,10 +183,10 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
     free = [k for k in range(len(roster)) if presence.reachable[k] and not roster.priority[k] and invite]
 
     # F(w): the priority clients' own evaluations of w.
-    own = yield from _measured(plan, state.base.model, priority)
+    (own,) = yield from measure([state.base.model], priority, plan.match_on)
     if state.alone is not None and own and not math.isfinite(weighted(roster, own)[0]):
         state = replace(state, base=state.alone, alone=None, fallback=Fallback(deficit=state.fallback.deficit))
-        own = yield from _measured(plan, state.base.model, priority)
+        (own,) = yield from measure([state.base.model], priority, plan.match_on)
     model = state.base.model
     asked = tuple(own)
     skipped: str | None = None
@@ -230,20 +230,20 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
 
     def record_of(k: int, name: str) -> ClientRound:
         decision, reason = _decision(plan, k, presence, warmup, replies.get(k), k in shares, k in base_shares, skipped)
-        measure = own.get(k)
+        mine = own.get(k)
         if choice is not None and k in choice.broken:
             reason = "its trained weights are not finite"
         elif choice is not None and isinstance(replies.get(k), Update):
             reason = reason or (base if decision == "base" and base else choice.reasons).get(k, "")
-        if not reason and measure is not None:
-            reason = rule.why(measure, broadcast, decision == "admitted")
+        if not reason and mine is not None:
+            reason = rule.why(mine, broadcast, decision == "admitted")
         return ClientRound(
             k,
             name,
             roster.priority[k],
             presence.reachable[k],
-            measure.loss if measure else None,
-            measure.accuracy if measure else None,
+            mine.loss if mine else None,
+            mine.accuracy if mine else None,
             decision,
             shares.get(k, 0.0),
             reason,
@@ -274,12 +274,6 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
 
 def _inclusion(roster: Roster, shares: Mapping[int, float]) -> float:
     return min(1.0, math.fsum(s for k, s in shares.items() if roster.priority[k])) if shares else 1.0
-
-
-def _measured(plan: Plan, model: Model, clients: Sequence[int]) -> Generator[Request, Any, dict[int, Measure]]:
-    """Let clients measure a model; those that answer."""
-    measures = (yield Evaluate(tuple((model, k) for k in clients), plan.match_on)) if clients else []
-    return {k: m for k, m in zip(clients, measures, strict=True) if m is not None}
 
 
 def _jury(plan: Plan, round: int, asked: tuple[int, ...]) -> tuple[int, ...]:
@@ -319,7 +313,7 @@ def _settle(
         choice.alone.measures if taken and begins and choice.alone is not None else None,
     )
     unknown = [model for model, its in zip((served, alone.model), known, strict=True) if its is None]
-    found = iter((yield from measure(unknown, judges, plan.match_on)) if unknown else ())
+    found = iter((yield from measure(unknown, judges, plan.match_on)))
     measures = [next(found) if its is None else its for its in known]
     # Who takes part gets the next round's models anyway, and may measure them then; other judges get them for this.
     coming = (base.model, alone.model) if judges == clients else ()
@@ -374,11 +368,11 @@ def _decision(
 def _scores(plan: Plan, jobs: list[Job]) -> Generator[Request, Any, tuple[float | None, float | None, float | None]]:
     """Give test accuracy, test loss and training loss of what the priority clients now have."""
 
-    def measure(split: Split) -> Generator[Request, Any, tuple[float | None, float | None]]:
+    def score(split: Split) -> Generator[Request, Any, tuple[float | None, float | None]]:
         measures = yield Evaluate(tuple(jobs), split)
         there = {k: m for (_, k), m in zip(jobs, measures, strict=True) if m is not None and m.samples}
         return weighted(plan.roster, there) if there else (None, None)
 
-    test_loss, test_accuracy = (yield from measure("test")) if plan.has_test else (None, None)
-    train_loss, _ = (yield from measure("train")) if plan.measure_training else (None, None)
+    test_loss, test_accuracy = (yield from score("test")) if plan.has_test else (None, None)
+    train_loss, _ = (yield from score("train")) if plan.measure_training else (None, None)
     return test_accuracy, test_loss, train_loss

@@ -249,9 +249,9 @@ class AutoAlign(Rule):
     the lowest weighted loss, the smaller set on a tie. So no round's choice is worse on that data than FedAvg on the
     priority clients (if the ladder has 0).
 
-    The next round starts from another model, the base: it has the updates of all free clients that point where the
-    priority clients' mean update does (their cosine with it is at least ``cosine``). What is best for a round is seldom
-    best to go on from. With a ladder, or without a ``cosine``, the next round starts from the choice.
+    The next round starts from another model, the base: it has the updates of all free clients that don't clearly point
+    against the priority clients' mean update (their cosine with it is at least ``cosine``). What is best for a round is
+    seldom best to go on from. With a ladder, or without a ``cosine``, the next round starts from the choice.
 
     ``fallback`` keeps FedAvg on the priority clients beside, which they are served where the choices fall behind it
     (see ``fedalign.fallback``).
@@ -268,7 +268,7 @@ class AutoAlign(Rule):
     on: Literal["loss", "accuracy"] = "loss"
     match_on: MatchOn | None = None
     fallback: bool = True
-    cosine: float | None = 0.0
+    cosine: float | None = -0.1
     needs_accuracy: bool = field(init=False, repr=False, compare=False)
     needs_updates: bool = field(init=False, repr=False, compare=False)
     _align: Align = field(init=False, repr=False, compare=False)
@@ -320,7 +320,7 @@ class AutoAlign(Rule):
     def base(
         self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
     ) -> Mapping[int, str] | None:
-        """Take those whose updates point where the priority clients' mean update does; one of length 0 doesn't."""
+        """Take those whose updates don't point against the priority clients' mean; one of length 0 is of no use."""
         if self.ladder is not None or self.cosine is None:
             return None
         cosines = {k: similar[k].cosine for k in own if similar[k].length > 0}

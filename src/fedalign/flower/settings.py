@@ -36,7 +36,7 @@ class Settings:
     match: Literal["loss", "accuracy"] = "loss"
     match_on: Literal["heldout", "train"] = "heldout"
     fallback: bool = True  #: of the rule `auto`, as is `cosine`
-    cosine: float = 0.0
+    cosine: float = -0.1
     lr: float = 0.1
     epochs: int = 1
     batch_size: int = 50

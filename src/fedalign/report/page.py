@@ -83,9 +83,12 @@ def _draw(run: RunFolder, folder: Path, prefix: str) -> list[Path]:
         shared = {a: h for a, h in run.histories.items() if not run.summary["arms"][a]["alone"]}
         title = f"{run.name}: θ, the priority clients' part of the aggregate, mean so far"
         written += plots.save(plots.curves(shared, "theta", title, "θ", warmup), folder / f"{prefix}theta")
-    if any(r.rho for own in run.histories.values() for h in own.values() for r in h.rounds):
+    biased = {
+        a: own for a, own in run.histories.items() if all(h.rounds and h[-1].rho is not None for h in own.values())
+    }
+    if any(h[-1].rho for own in biased.values() for h in own.values()):
         title = f"{run.name}: ρ, the bound's bias, so far"
-        written += plots.save(plots.curves(run.histories, "rho", title, "ρ", warmup), folder / f"{prefix}rho")
+        written += plots.save(plots.curves(biased, "rho", title, "ρ", warmup), folder / f"{prefix}rho")
     if (drawn := theory.picture(run.summary.get("theory", {}), f"{run.name}: error and bound")) is not None:
         written += plots.save(drawn, folder / f"{prefix}theory")
     alone = next((arm for arm, figures in run.summary["arms"].items() if figures["alone"]), None)

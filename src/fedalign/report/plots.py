@@ -48,7 +48,8 @@ def curves(arms: Curves, name: str, title: str, label: str, warmup: int, *, perc
         table = _table(runs, name) * scale
         if not np.isfinite(table).any():
             continue
-        rounds = np.arange(1, table.shape[1] + 1)
+        known = np.isfinite(table).any(axis=0)  # a round may have no number, in no seed
+        rounds, table = np.flatnonzero(known) + 1, table[:, known]
         mean = np.nanmean(table, axis=0)
         tint = colour(arm, index)
         spread = np.nanstd(table, axis=0, ddof=1) if table.shape[0] > 1 else np.zeros_like(mean)

@@ -153,4 +153,7 @@ class TheoryWatch:
         T = (record.round + 1) * E
         total = last.rho * ahead * (T - E + c.gamma - 2) if last is not None and last.rho is not None else 0.0
         rho = (total + E * bias_of(record, c.gaps)) / ahead / (T + c.gamma - 2)
-        return replace(record, objective=self.setting.problem.value(self.setting.weights(done.model)), rho=rho)
+        # Weights are those of the model that is served; where the run goes on from another, they don't tell its bias.
+        known = not record.base and (last is None or last.rho is not None)
+        objective = self.setting.problem.value(self.setting.weights(done.model))
+        return replace(record, objective=objective, rho=rho if known else None)
