@@ -57,7 +57,6 @@ OPTIMISERS = {
     "FedAdam": ["server.kind=fedadam", "server.lr=0.1"],
     "FedYogi": ["server.kind=fedyogi", "server.lr=0.1"],
 }
-#: SCAFFOLD must know whose update counts before clients train, so it doesn't go with AutoALIGN.
 OPTIMISED_ARMS = ("priority", "all", "fedalign", "auto")
 
 
@@ -88,6 +87,7 @@ def optimisers(options: argparse.Namespace) -> None:
     for name in options.experiments or SYNTH:
         for label, settings in OPTIMISERS.items():
             folder = ROOT / "runs" / "optimisers" / f"{name}-{label}"
+            # SCAFFOLD must know whose update counts before clients train, so it doesn't go with AutoALIGN.
             arms = [arm for arm in OPTIMISED_ARMS if not (arm == "auto" and label == "SCAFFOLD")]
             fedalign_run(name, folder, arms, options, *settings)
             results = compact(read_run(folder))
@@ -193,8 +193,10 @@ def main() -> None:
     for do in (run, optimisers):
         command = commands.add_parser(do.__name__)
         command.add_argument("experiments", nargs="*")
-        for flag, kind in (("--device", str), ("--emnist", str), ("--rounds", int), ("--seeds", int), ("--arms", str)):
+        for flag, kind in (("--device", str), ("--emnist", str), ("--rounds", int), ("--seeds", int)):
             command.add_argument(flag, type=kind)
+        if do is run:
+            command.add_argument("--arms")
         command.add_argument("--tf32", action="store_true")
         command.set_defaults(do=do)
     command = commands.add_parser("join")

@@ -139,6 +139,22 @@ def test_without_a_cosine_the_next_round_starts_from_the_choice():
             AutoAlign(cosine=bad)
 
 
+def test_nobody_is_always_a_candidate():
+    own = {2: Measure(1.0, 0.5, 1), 3: Measure(1.1, 0.6, 1)}
+    told = Broadcast(0, 1.0, 0.5, math.inf)
+    for rule in (AutoAlign((0, 0.1, 1)), AutoAlign((0.2, 1)), AutoAlign((0, 0.1, 1), on="accuracy"), AutoAlign()):
+        assert rule.candidates(own, told)[0] == fa.Candidate(0.0, ())
+        assert rule.candidates(own, told)[-1].clients == (2, 3)
+    # But a single ε is FedALIGN's.
+    assert [c.clients for c in AutoAlign((0,)).candidates(own, told)] == [(2,)]
+
+
+def test_a_loss_that_is_no_number_spoils_no_cut():
+    own = {k: Measure(math.nan if k == 4 else 1 + k / 10, None, 1) for k in range(2, 9)}
+    found = AutoAlign().candidates(own, Broadcast(0, 1.0, None, math.inf))
+    assert found[-1].clients == (2, 3, 5, 6, 7, 8)
+
+
 def test_ties_go_to_the_smaller_set():
     result, _ = play(AutoAlign(), judge=lambda model: 1.0)
     assert result.history[0].epsilon == 0.0
@@ -208,7 +224,11 @@ def test_candidates_are_nested_and_distinct(losses, centre):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [([], "gave no candidate"), ([fa.Candidate(None, (1,))], "names client 1, which offered nothing")],
+    [
+        ([], "gave no candidate"),
+        ([fa.Candidate(None, (1,))], "names client 1, which offered nothing"),
+        ([fa.Candidate(None, (2,), weight={2: 1.0, 3: 1.0})], "gives a weight to client 3"),
+    ],
 )
 def test_candidates_are_checked(given, message):
     class Odd(fa.Everyone):
@@ -220,7 +240,7 @@ def test_candidates_are_checked(given, message):
 
 
 def test_ladders_are_checked():
-    for bad in ((), (-0.1, 1), (math.nan,)):
+    for bad in ((), (-0.1, 1), (math.nan,), 0.2, ("a",)):
         with pytest.raises(fa.FedalignError, match="ladder"):
             AutoAlign(ladder=bad)
     assert AutoAlign(ladder=(1, 0, 1)).ladder == (0.0, 1.0)
@@ -245,17 +265,20 @@ def federation():
     return fa.Federation.from_arrays(clients, priority=[True, True, False, False, False, False])
 
 
-def test_never_worse_than_priority_only_on_held_out_data():
-    local = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10)
-    result = fa.simulate(federation(), lambda: torch.nn.Linear(6, 4), AutoAlign(), 25, 0.2, local, device="cpu")
+@pytest.mark.parametrize("server", [None, fa.FedAdam(lr=0.1)])
+def test_never_worse_than_priority_only_on_held_out_data(server):
+    local, make = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10), lambda: torch.nn.Linear(6, 4)
+    result = fa.simulate(federation(), make, AutoAlign(), 25, 0.2, local, device="cpu", server=server)
     chosen = set()
     for record in result.history.rounds:
         if record.warmup:
             assert record.tried == ()
             continue
-        losses = {t.epsilon: t.loss for t in record.tried}
-        assert losses[record.epsilon] <= losses[0.0]
-        assert losses[record.epsilon] == min(losses.values()) or (record.fallback and record.fallback.behind)
+        (nobody,) = [t.loss for t in record.tried if t.admitted == 0]
+        (best,) = [t for t in record.tried if t.chosen]
+        assert best.loss <= nobody
+        assert best.loss == min(t.loss for t in record.tried)
+        assert best.epsilon == record.epsilon
         chosen.add(record.epsilon)
     assert len(chosen) > 1
 
@@ -280,6 +303,10 @@ def test_equal_sets_are_trained_and_measured_once(monkeypatch):
 def test_auto_equals_priority_bit_for_bit_when_nobody_offers():
     make = lambda: torch.nn.Linear(6, 4)  # noqa: E731
     fed = federation()
-    auto = fa.simulate(fed, make, AutoAlign(ladder=(0.0,)), 6, 0, device="cpu")
-    alone = fa.simulate(fed, make, fa.PriorityOnly(), 6, 0, device="cpu")
-    assert torch.equal(auto.model.weight, alone.model.weight)
+    for server in (None, fa.FedAdam()):
+        alone = fa.simulate(fed, make, fa.PriorityOnly(), 6, 0, device="cpu", server=server)
+        nobody = {"participation": fa.Bernoulli(0.0)}
+        for rule, more in ((AutoAlign(ladder=(0.0,)), {}), (AutoAlign(), nobody), (AutoAlign((0, 1)), nobody)):
+            auto = fa.simulate(fed, make, rule, 6, 0, device="cpu", server=server, **more)
+            assert torch.equal(auto.model.weight, alone.model.weight)
+            assert not any(r.tried or r.base for r in auto.history.rounds)

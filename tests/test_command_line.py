@@ -150,6 +150,9 @@ def test_unknown_experiment(capsys):
         ("rest", '[arm."../x"]\nrule = "all"', "it names a folder"),
         ("rest", '[arm.unused]\nrule = "all"\nlr = -1', "lr is -1.0 in round 0"),
         ("rest", '[arm.unused]\nrule = "all"\nmatch_on = "test"', "arm.unused.match_on must be"),
+        ("rest", "[arm.auto]\nepsilon = 0.1", "arm.auto.epsilon is of the rule fedalign; auto has none"),
+        ("rest", '[arm.mine]\nrule = "fedalign"\ncosine = 0.1', "arm.mine.cosine is of the rule auto"),
+        ("rest", "[arm.auto]\ncosine = true", "cosine must be from -1 to 1"),
     ],
 )
 def test_bad_settings(tmp_path, capsys, where, text, message):

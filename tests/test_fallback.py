@@ -10,7 +10,7 @@ import fedalign as fa
 from fedalign.experiments.store import RunStore
 from fedalign.fallback import MARGIN, SMOOTHING, judge
 from fedalign.history import Fallback, RoundRecord
-from fedalign.messages import Combine, Combined, Compare, Evaluate, RoundDone, Train, Update
+from fedalign.messages import Combine, Combined, Compare, Evaluate, Lost, RoundDone, Train, Update
 from fedalign.participation import Full
 from fedalign.protocol import Plan, federated
 from fedalign.roster import Roster
@@ -37,15 +37,18 @@ def play(
     loss=lambda m: 100 - m,
     silent=None,
     leaves=math.inf,
+    overflows=lambda m: False,
+    lost=(),
+    match_on="heldout",
 ):
     """Drive a run whose models are numbers: priority clients add 1, the free one π, and a larger number has less loss.
 
     So the free client is let in whenever it may. ``accuracy`` says how models do otherwise.
     """
-    plan = Plan(ROSTER, rule or AutoAlign(), rounds, 0, Full(), work=WORK, server=server)
+    plan = Plan(ROSTER, rule or AutoAlign(), rounds, 0, Full(), work=WORK, server=server, match_on=match_on)
     run = federated(plan, model, start, memory, last)
     requests, done, reply = [], [], None
-    sent = {}
+    sent, origin = {}, model
     while True:
         try:
             request = run.send(reply)
@@ -56,7 +59,8 @@ def play(
             done.append(request)
             reply = None
         elif isinstance(request, Combine):
-            reply = Combined(tuple(sum(sent[k] * w for k, w in mix.items()) for mix in request.mixes))
+            bad = tuple(k for k in sent if overflows(origin))
+            reply = Combined(tuple(sum(sent[k] * w for k, w in mix.items()) for mix in request.mixes), bad)
         elif isinstance(request, Compare):
             cosine = 1.0 if start + len(done) < leaves else -1.0
             reply = {k: Similarity(cosine, 1.0) for k in request.clients}
@@ -66,8 +70,12 @@ def play(
                 reply = [None] * len(reply)  # in this round the judges are lost
         else:
             assert isinstance(request, Train)
+            origin = request.jobs[0][0]
             sent = {k: m + (1.0 if ROSTER.priority[k] else math.pi) for m, k in request.jobs}
             reply = [Update(own=None if ROSTER.priority[k] else Measure(100.0, 0.9, 5)) for _, k in request.jobs]
+            request.jobs[0][0]
+            if len(request.jobs) == 2:  # the priority clients' own model
+                reply = [Lost("gone") if k in lost else one for one, (_, k) in zip(reply, request.jobs, strict=True)]
 
 
 def behind(by):
@@ -81,7 +89,9 @@ def test_a_lasting_deficit_serves_the_priority_clients_their_own_model():
     assert [r.fallback.behind for r in rounds[:4]] == [False, False, True, True]
     assert rounds[1].fallback.deficit == pytest.approx(0.0038)
     assert rounds[1].clients[2].decision == "admitted"
-    assert (rounds[2].epsilon, rounds[2].clients[0].weight) == (0.0, 0.75)
+    assert rounds[2].clients[0].weight == 0.75
+    assert rounds[2].epsilon > 0  # what was chosen is still told
+    assert [t.admitted for t in rounds[2].tried if t.chosen] == [1]
     # It is FedAvg's on the priority clients. The base goes on with the free client's updates.
     assert [d.model for d in done[2:]] == [float(r) for r in range(3, 13)]
     assert not whole(done[1].model)
@@ -119,6 +129,78 @@ def test_a_base_whose_loss_is_not_finite_starts_again_from_the_way_back():
         play(8, lambda model: 0.9, AutoAlign(fallback=False, cosine=-1), loss=lambda m: math.inf if m > 4 else 100 - m)
 
 
+def test_a_base_that_training_overflows_from_starts_again_from_the_way_back():
+    def overflows(model):
+        return model > 6 and not whole(model)
+
+    result, _, done = play(8, lambda model: 0.9, overflows=overflows)
+    assert len(done) == 8
+    again = [r for r in result.history.rounds if r.models_up == 6]  # the round is begun again: everybody trains twice
+    assert again
+    assert all(r.models_down == 3 + 3 + 4 for r in again)  # the broadcast, twice, and the candidates of the second
+    with pytest.raises(fa.DivergedError):
+        play(8, lambda model: 0.9, AutoAlign(fallback=False, cosine=-1), overflows=overflows)
+
+
+def test_a_wild_free_client_ends_no_run():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 40, 5, generator=draw)
+    y = (x @ torch.randn(5, 1, generator=draw)).tanh()
+    clients = [(x[0], y[0]), (x[1], y[1]), (x[2][:6], 50 * y[2][:6]), (x[3][:6], 50 * y[3][:6])]
+    fed = fa.Federation.from_arrays(clients, priority=[True, True, False, False])
+
+    def make():
+        layers = [torch.nn.Linear(5, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16), torch.nn.ReLU()]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(16, 1))
+
+    local = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10)
+    more = {"loss": fa.squared_error, "device": "cpu"}
+    with pytest.raises(fa.DivergedError):
+        fa.simulate(fed, make, AutoAlign(fallback=False), 12, 0, local, **more)
+    auto = fa.simulate(fed, make, AutoAlign(), 12, 0, local, **more)
+    alone = fa.simulate(fed, make, fa.PriorityOnly(), 12, 0, local, **more)
+    assert auto.history[-1].train_loss < 2 * alone.history[-1].train_loss
+
+
+@pytest.mark.parametrize("server", [None, fa.FedAvgM(momentum=0.5), fa.FedAdam(lr=1.0, tau=1.0)])
+def test_what_is_measured_is_what_is_served(server):
+    _, requests, done = play(6, lambda model: 0.9, server=server)
+    judged, served = set(), iter(done)
+    for request in requests:
+        if isinstance(request, Evaluate) and request.split == "heldout":
+            judged |= {model for model, _ in request.jobs}
+        elif isinstance(request, RoundDone):
+            assert next(served).model in judged
+            judged = set()
+
+
+def counted(requests):
+    """Count, round by round, the distinct models that each client was sent: to train, or to measure for a decision."""
+    found, sent = [], set()
+    for request in requests:
+        if isinstance(request, Train) or (isinstance(request, Evaluate) and request.split == "heldout"):
+            sent |= {(model, k) for model, k in request.jobs}
+        elif isinstance(request, RoundDone):
+            found.append(len(sent))
+            sent = set()
+    return found
+
+
+@pytest.mark.parametrize("server", [None, fa.FedAvgM(momentum=0.5)])
+@pytest.mark.parametrize("lost", [(), (1,)])
+@pytest.mark.parametrize("rule", [AutoAlign(), AutoAlign(cosine=None), AutoAlign((0, 50.0)), AutoAlign(fallback=False)])
+def test_costs_are_what_was_sent(rule, lost, server):
+    result, requests, _ = play(6, behind(0.02), rule, server=server, lost=lost)
+    assert [r.models_down for r in result.history.rounds] == counted(requests)
+
+
+def test_the_choice_is_judged_on_held_out_data_whatever_is_matched_on():
+    _, requests, _ = play(2, behind(0.02), match_on="train")
+    splits = [r.split for r in requests if isinstance(r, Evaluate)]
+    # F(w), the candidates, test and training scores; then the same, and the priority clients' own model.
+    assert splits == ["train", "heldout", "test", "train", "train", "heldout", "heldout", "test", "train"]
+
+
 def test_a_small_deficit_is_none():
     result, _, _ = play(80, behind(MARGIN * 0.99))
     assert all(r.fallback.apart and not r.fallback.behind for r in result.history.rounds)
@@ -135,8 +217,8 @@ def test_costs_by_hand():
     first, second = result.history.rounds
     # 3 models with the broadcast, 2 candidates to 2 judges; up: 3. The priority clients' own model came for nothing.
     assert (first.models_down, first.models_up, first.samples) == (7, 3, 60)
-    # Now they train it, too.
-    assert (second.models_down, second.models_up, second.samples) == (9, 5, 100)
+    # Now they train it, too, and measure what comes of that.
+    assert (second.models_down, second.models_up, second.samples) == (7 + 2 + 2, 5, 100)
     kinds = [type(r).__name__ for r in requests if not isinstance(r, RoundDone)]
     assert kinds[:7] == ["Evaluate", "Train", "Compare", "Combine", "Evaluate", "Evaluate", "Evaluate"]
     assert kinds[7:15] == ["Evaluate", "Train", "Compare", "Combine", "Evaluate", "Train", "Combine", "Evaluate"]
@@ -185,13 +267,15 @@ def measures(loss, accuracy):
     [
         ((1.0, 0.5), (9.0, 0.52), 0.02),
         ((1.0, 0.5), (0.5, 0.4), -0.1),
-        ((1.01, None), (1.0, None), 0.01),
+        ((1.0, None), (0.99, None), 0.01),
+        ((0.99, None), (1.0, None), -0.01),
+        ((1e9, None), (1.0, None), 1.0),  # one bad round counts for no more than some
     ],
 )
 def test_what_counts_as_behind(chosen, alone, deficit):
     found = judge(ROSTER, Fallback(apart=True), measures(*chosen), measures(*alone))
     assert found.deficit == pytest.approx(SMOOTHING * deficit)
-    assert not found.behind
+    assert found.behind == (deficit > MARGIN / SMOOTHING)
 
 
 def test_a_model_whose_loss_is_not_finite_is_left_at_once_and_for_no_longer():

@@ -19,11 +19,13 @@ from fedalign.data.synth import Synth
 from fedalign.experiments.store import RunStore
 from fedalign.flower import ClientData
 from fedalign.flower.client_app import app as client_app
+from fedalign.flower.grid_driver import GridDriver
 from fedalign.flower.new import create
 from fedalign.flower.policy import Policy
 from fedalign.flower.roster import Entry, RosterFile, fingerprint
 from fedalign.flower.server_app import Server
 from fedalign.flower.settings import Settings, function
+from fedalign.flower.wire import get_measure, put_measures
 from fedalign.rules import Broadcast, Measure
 
 DATA = Synth(priority=2, free=4, samples=60, test_samples=60)
@@ -346,6 +348,22 @@ def test_a_late_free_node_joins(federation, tmp_path):
     assert (decisions[0], decisions[-1]) == ("absent", "admitted")
 
 
+def test_a_loss_that_is_no_number_is_no_measure():
+    for loss, sense in ((1.5, True), (float("inf"), True), (float("nan"), False)):
+        content = RecordDict()
+        put_measures(content, {"own": Measure(loss, 0.5, 3)})
+        assert (get_measure(content, "own") is not None) == sense
+
+
+def test_judges_need_held_out_data(tmp_path):
+    driver = types.SimpleNamespace(
+        _settings=types.SimpleNamespace(rule="auto", match_on="train"),
+        roster=types.SimpleNamespace(priority=(True, False)),
+    )
+    assert GridDriver._needed(driver, 0) == {"train", "heldout"}
+    assert GridDriver._needed(driver, 1) == {"train"}
+
+
 def test_the_clients_policy(tmp_path):
     rule, own = fa.Align(0.5), Measure(1.4, 0.5, 10)
     told = Broadcast(3, 1.0, 0.6, 0.5)
@@ -361,6 +379,12 @@ def test_the_clients_policy(tmp_path):
     assert daily.refuses(rule, own, told, False) == "2 rounds a day are enough"
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["loss"], line["trained"]) for line in lines] == [(1.4, True)] * 2
+    # A priority client may train two models in a round, which count once; in a second run the round is another.
+    daily = Policy.read({"rounds-a-day": 2, "log": str(tmp_path / "own.jsonl")})
+    for run in (7, 7, 8, 8):
+        assert daily.refuses(rule, own, told, True, run) is None
+        daily.note(own, told, None, run)
+    assert daily.refuses(rule, own, told, True, 8) == "2 rounds a day are enough"
     with pytest.raises(fa.FedalignError, match="needs a log"):
         Policy.read({"rounds-a-day": 2})
     with pytest.raises(fa.FedalignError, match="max-loss must be a number"):

@@ -10,6 +10,7 @@ from torch import nn
 
 import fedalign as fa
 from fedalign.cli import main
+from fedalign.experiments.store import RunStore
 from fedalign.rules import Broadcast, Measure, Similarity
 from fedalign.server import Partial
 from fedalign.simulation.layout import Layout
@@ -84,6 +85,8 @@ def test_gradient_alignment_admits_by_its_threshold():
     assert "cosine" in record.clients[3].reason
     with pytest.raises(fa.FedalignError, match="a cosine, from -1 to 1"):
         fa.GradientAlign(2)
+    still = fa.GradientAlign(-1).compare({2: Measure(1.0, None, 1)}, {2: Similarity(0.0, 0.0)}, Broadcast(0, 1.0))
+    assert still[0].clients == ()  # it would only hold the others back
 
 
 def test_trust_weights_are_fltrusts():
@@ -100,10 +103,38 @@ def test_trust_weights_are_fltrusts():
     expected = flat(start) + total / weight
     assert torch.allclose(flat(result.model), expected, atol=1e-5)
     # Nobody to trust: FedAvg on the priority clients.
-    few = fa.Federation.from_arrays([blobs(40, 0), blobs(20, 1)], priority=[True, False])
     opposed = fa.TrustWeighted().compare({1: Measure(1.0, None, 1)}, {1: Similarity(-0.5, 2.0)}, Broadcast(0, 1.0))
     assert opposed[0].clients == ()
-    assert len(few) == 2
+
+
+@pytest.mark.parametrize("engine", ["batched", "reference"])
+def test_trust_stretches_weights_and_averages_statistics(engine):
+    x, y = blobs(8, 9)
+    fed = fa.Federation.from_arrays([blobs(400, 0), blobs(400, 1), (x, y), (x, y)], priority=[True, True, False, False])
+
+    def make():
+        return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
+
+    result = fa.simulate(fed, make, fa.TrustWeighted(), 1, 0, LOCAL, device="cpu", engine=engine)
+    weights = [c.weight for c in result.history[0].clients]
+    assert weights[2] > 0.1
+    alone = fa.simulate(fed, make, fa.PriorityOnly(), 1, 0, LOCAL, device="cpu", engine=engine)
+    spoiled = [fa.simulate(fed, make, Only(k), 1, 0, LOCAL, device="cpu", engine=engine) for k in (2, 3)]
+    # From models with one free client each, at half the weight: that client's own statistics, and so their mean.
+    own = [2 * one.model[1].running_var - alone.model[1].running_var for one in spoiled]
+    expected = (1 - weights[2] - weights[3]) * alone.model[1].running_var + weights[2] * own[0] + weights[3] * own[1]
+    assert torch.allclose(result.model[1].running_var, expected, atol=1e-5)
+    assert (result.model[1].running_var > 0).all()
+
+
+class Only(fa.Everyone):
+    """One free client, with the weight of all priority clients."""
+
+    def __init__(self, k):
+        self.k = k
+
+    def candidates(self, own, broadcast):
+        return [fa.Candidate(None, (self.k,), weight={self.k: 1.0})]
 
 
 def test_power_of_choice_takes_the_worst_served():
@@ -136,6 +167,30 @@ def test_loss_weights_are_proportional_to_loss():
     assert [c.decision for c in inner.history[0].clients] == [
         c.decision for c in run(fa.Align(0.3), fed=fed).history[0].clients
     ]
+
+
+def test_loss_weights_take_over_what_the_inner_rule_is():
+    fed = federation()
+    inner = fa.AutoAlign((0, 1), on="accuracy", fallback=False)
+    assert fa.LossWeighted(rule=inner).needs_accuracy
+    assert not fa.LossWeighted(rule=fa.PriorityOnly()).invites_free
+    assert torch.allclose(
+        flat(run(fa.LossWeighted(power=0, rule=inner), fed=fed).model), flat(run(inner, fed=fed).model), atol=1e-7
+    )
+    for other in (fa.GradientAlign(), fa.TrustWeighted(), fa.AutoAlign(), fa.AutoAlign((0, 1))):
+        with pytest.raises(fa.FedalignError, match="by losses alone"):
+            fa.LossWeighted(rule=other)
+    own = {k: Measure(loss, None, 1) for k, loss in ((2, 1e-9), (3, math.inf), (4, 1e5), (5, math.nan))}
+    (found,) = fa.LossWeighted(power=100).candidates(own, Broadcast(0, 1.0))
+    assert found.clients == (2, 4)
+    assert all(0 < found.scale[k] < 1e200 for k in (2, 4))
+
+    class Halved(fa.Everyone):
+        def candidates(self, own, broadcast):
+            return [fa.Candidate(None, tuple(own), scale={2: 0.5})]
+
+    (found,) = fa.LossWeighted(power=1, rule=Halved()).candidates({2: Measure(3.0, None, 1)}, Broadcast(0, 1.0))
+    assert found.scale[2] == pytest.approx(1.5)
 
 
 def test_fedavgm_without_momentum_is_fedavg():
@@ -198,6 +253,10 @@ def test_arms_in_toml(tmp_path, capsys):
     arms = ["--arms", "auto,gradient,trust,choice,weighted", "--set", "arm.choice.clients=2"]
     more = ["--set", "arm.gradient.threshold=0.5", "--set", "arm.weighted.power=2", "--set", "arm.auto.ladder=[0,0.5]"]
     assert main([*settings, *arms, *more, "--out", str(tmp_path / "a")]) == 0
+    assert {"epsilon-auto.png", "candidates-auto.png"} <= {path.name for path in (tmp_path / "a").iterdir()}
+    alone = ["--arms", "auto", "--set", "arm.auto.cosine=false", "--out", str(tmp_path / "alone")]
+    assert main([*settings, *alone]) == 0
+    assert not any(r.base for r in RunStore(tmp_path / "alone" / "auto" / "seed-0").history().rounds)
     assert main([*settings, "--arms", "choice", "--set", "arm.choice.clients=-2", "--out", str(tmp_path / "b")]) == 2
     assert "clients must be" in capsys.readouterr().err
     assert main([*settings, "--set", "server.kind=fedadm", "--out", str(tmp_path / "c")]) == 2

@@ -117,6 +117,15 @@ def test_what_does_not_go_together():
         with pytest.raises(fa.FedalignError, match="SCAFFOLD does not go with"):
             run(federation(), SCAFFOLD, rule)
 
+    class Either(fa.Everyone):
+        def candidates(self, own, broadcast):
+            return [fa.Candidate(None, ()), fa.Candidate(None, tuple(own))]
+
+    with pytest.raises(fa.FedalignError, match="several candidates"):
+        run(federation(), SCAFFOLD, Either())
+    one = run(federation(), SCAFFOLD, fa.AutoAlign((0.3,)))  # which is FedALIGN
+    assert torch.equal(one.model.weight, run(federation(), SCAFFOLD, fa.Align(0.3)).model.weight)
+
 
 def test_the_variates_survive_an_interruption(tmp_path, monkeypatch):
     settings = ["run", "synth-low", "--arms", "all,fedalign,local", "--seeds", "1", "--rounds", "8", "--quiet"]

@@ -287,6 +287,13 @@ def test_a_run_with_full_batches_is_the_exact_error_and_its_history_has_theta_an
     assert thetas == sorted(thetas, reverse=True)
 
 
+def test_clients_alone_have_no_theory(tmp_path):
+    command = ["run", "theory-quadratic", "--arms", "e0,local", "--rounds", "3", "--seeds", "1", "--quiet"]
+    assert main([*command, "--out", str(tmp_path / "a")]) == 0
+    theory = json.loads((tmp_path / "a" / "summary.json").read_text())["theory"]["arms"]
+    assert "fails" in theory["local"]
+
+
 def test_logistic_regression_with_a_bias(tmp_path):
     local = '{lr={schedule="theory"}, steps=2, batch_size=20, fresh=true, weight_decay=0.1}'
     settings = ["--set", "theory=true", "--set", f"local={local}", "--set", "data.samples=60"]

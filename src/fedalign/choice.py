@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.history import Tried
-from fedalign.messages import Combine, Evaluate, Job, Model, Request
+from fedalign.messages import Combine, Evaluate, Job, Request
 from fedalign.participation import Presence
 from fedalign.roster import Roster
 from fedalign.rules import Candidate, Measure, Rule, Split
+from fedalign.server import Branch, ServerOptimizer
 from fedalign.shares import shares_of, weighted
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean of clients' models, their shares in it, and the judges' measures of it (None: nobody was asked)."""
+    """Where the server moves by a mean of clients' models, their shares in it, and the judges' measures of the model.
 
-    model: Model
+    ``measures`` is None where nobody was asked.
+    """
+
+    branch: Branch
     shares: Mapping[int, float]
     measures: Mapping[int, Measure] | None = None
 
@@ -49,44 +53,40 @@ def choose(
     sent: Sequence[int],
     judges: Sequence[int],
     split: Split,
+    before: Branch,
+    server: ServerOptimizer | None,
 ) -> Generator[Request, Any, Choice]:
     """Average every candidate's clients; of several, take the one that the rule chooses by the judges' measures.
 
-    The next round starts from the mean over the priority clients and those of the ``base``, or from the choice.
+    What they measure is what they would be served: the model ``before`` the round, moved by the mean as the server
+    does. The next round starts from the mean over the priority clients and those of the ``base``, or from the choice.
     """
-    offering = {k for k in sent if not roster.priority[k]}
-    strangers = [k for one in (*(c.clients for c in candidates), base or ()) for k in one if k not in offering]
-    if not candidates or strangers:
-        what = f"names client {strangers[0]}, which offered nothing" if strangers else "gave no candidate"
-        raise FedalignError(f"{type(rule).__name__} {what}; candidates are sets of the free clients that offer")
+    _check(rule, candidates, base or (), {k for k in sent if not roster.priority[k]})
     priority = [k for k in sent if roster.priority[k]]
-    shares = [shares_of(roster, presence, sorted([*priority, *one.clients]), one) for one in candidates]
-    mixes = [
-        {k: share * one.step.get(k, 1.0) for k, share in mine.items()}
-        for mine, one in zip(shares, candidates, strict=True)
-    ]
+    mixes = [shares_of(roster, presence, sorted([*priority, *one.clients]), one) for one in candidates]
+    steps = [one.step for one in candidates]
     if base is not None:
         own = shares_of(roster, presence, sorted([*priority, *base]))
-        at = next((i for i, mix in enumerate(mixes) if mix == own), len(mixes))
+        at = next((i for i, mix in enumerate(mixes) if mix == own and not steps[i]), len(mixes))
         if at == len(mixes):
-            mixes, shares = [*mixes, own], [*shares, own]
-    combined = yield Combine(tuple(mixes))
+            mixes, steps = [*mixes, own], [*steps, {}]
+    combined = yield Combine(tuple(mixes), tuple(steps) if any(steps) else ())
     broken = frozenset(combined.not_finite)
     whole = [i for i in range(len(candidates)) if not broken & mixes[i].keys()]
     if not whole:  # a priority client's weights are not finite, or those of somebody in every candidate
         names = [roster.names[k] for k in sorted(broken)]
         raise DivergedError.at(round, names, "the trained weights are not finite")
-    means = [Mean(model, mine) for model, mine in zip(combined.models, shares, strict=True)]
+    means = [Mean(before.step(mean, server), mix) for mean, mix in zip(combined.models, mixes, strict=True)]
     best = whole[0]
     jobs: tuple[Job, ...] = ()
     tried: tuple[Tried, ...] = ()
     if len(candidates) > 1:
-        jobs = tuple((combined.models[i], k) for i in whole for k in judges)
+        jobs = tuple((means[i].branch.model, k) for i in whole for k in judges)
         answers = dict(zip([(i, k) for i in whole for k in judges], (yield Evaluate(jobs, split)), strict=True))
         # A judge that got lost on the way must not favour one candidate: those count that measured all.
         there = [k for k in judges if all(answers[i, k] is not None for i in whole)]
         for i in whole:
-            means[i] = Mean(combined.models[i], shares[i], {k: answers[i, k] for k in there})
+            means[i] = replace(means[i], measures={k: answers[i, k] for k in there})
         best, tried = _best(rule, roster, candidates, whole, {i: means[i].measures or {} for i in whole})
     alone = next((i for i in whole if not candidates[i].clients), None)
     return Choice(
@@ -99,6 +99,22 @@ def choose(
         broken,
         candidates[best].reasons,
     )
+
+
+def _check(rule: Rule, candidates: Sequence[Candidate], base: Iterable[int], offering: Set[int]) -> None:
+    """Refuse what a rule of somebody's own may get wrong."""
+    name = type(rule).__name__
+    if not candidates:
+        raise FedalignError(f"{name} gave no candidate; candidates are sets of the free clients that offer")
+    for k in (*(k for one in candidates for k in one.clients), *base):
+        if k not in offering:
+            raise FedalignError(
+                f"{name} names client {k}, which offered nothing; candidates are sets of the free clients that offer"
+            )
+    for one in candidates:
+        for k in one.weight:
+            if k not in one.clients:
+                raise FedalignError(f"{name} gives a weight to client {k}, which is not in that candidate")
 
 
 def _best(
@@ -116,8 +132,6 @@ def _best(
         best = usable[rule.choose([candidates[i] for i in usable], [measures[i] for i in usable], p)]
     else:
         best = min(whole, key=lambda i: len(candidates[i].clients))
-    tried = tuple(
-        Tried(one.epsilon, len(one.clients), losses[i] if math.isfinite(losses.get(i, math.inf)) else None)
-        for i, one in enumerate(candidates)
-    )
+    finite = {i: loss for i, loss in losses.items() if math.isfinite(loss)}
+    tried = tuple(Tried(one.epsilon, len(one.clients), finite.get(i), i == best) for i, one in enumerate(candidates))
     return best, tried

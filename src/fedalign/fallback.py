@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fedalign.history import Fallback
@@ -19,23 +19,11 @@ from fedalign.messages import Combine, Evaluate, Model, Request, Train, Update
 from fedalign.participation import Presence
 from fedalign.roster import Roster
 from fedalign.rules import Broadcast, Measure, PriorityOnly, Split
-from fedalign.server import ServerOptimizer
+from fedalign.server import Branch, ServerOptimizer
 from fedalign.shares import shares_of, weighted
 
 SMOOTHING = 0.1  #: a new round's part in the smoothed deficit
 MARGIN = 0.005  #: the smoothed deficit, in accuracy (or as a part of the loss), from which on a choice is behind
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A model, and what the server's optimiser keeps for it."""
-
-    model: Model
-    memory: tuple[Model, ...] = ()
-
-    def step(self, mean: Model, server: ServerOptimizer | None) -> Branch:
-        """Move to a round's mean, as the server does."""
-        return Branch(mean) if server is None else Branch(*server.step(self.model, mean, self.memory))
 
 
 def go_on_alone(
@@ -87,6 +75,6 @@ def judge(roster: Roster, before: Fallback, chosen: Mapping[int, Measure], alone
     if accuracy is not None and accuracy_alone is not None:
         now = accuracy_alone - accuracy
     else:
-        now = (loss - loss_alone) / max(abs(loss_alone), 1e-12)
+        now = (loss - loss_alone) / max(abs(loss), abs(loss_alone), 1e-12)  # of the larger one: at most 1 either way
     deficit = (1 - SMOOTHING) * before.deficit + SMOOTHING * now
     return Fallback(True, loss_alone, accuracy_alone, deficit, deficit > MARGIN)

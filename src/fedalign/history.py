@@ -39,11 +39,12 @@ class ClientRound:
 
 @dataclass(frozen=True)
 class Tried:
-    """A candidate aggregate that the priority clients measured: its ε, its free clients, and its held-out loss."""
+    """A candidate that the priority clients measured: its ε, its number of free clients, its loss on held-out data."""
 
     epsilon: float | None
     admitted: int
     loss: float | None
+    chosen: bool = False
 
 
 @dataclass(frozen=True)

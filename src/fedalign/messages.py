@@ -45,13 +45,18 @@ class Compare:
 
 @dataclass(frozen=True)
 class Combine:
-    """Average the updates of the last ``Train``: one model for each mix, which gives its clients' weights.
+    """Average the models of the last ``Train``: one mean for each mix, which gives its clients' weights.
 
-    What a mix's weights lack to 1 is the weight of the model that was sent out. A simulation trains clients only now,
-    and adds each model up when it is ready: it never holds them all.
+    ``steps``, where there are any, say for each mix by how much a client's update is multiplied before. A simulation
+    trains clients only now, and adds each model up when it is ready: it never holds them all.
     """
 
     mixes: tuple[Mapping[int, float], ...]
+    steps: tuple[Mapping[int, float], ...] = ()
+
+    def step(self, mix: int, k: int) -> float:
+        """Give what client k's update is multiplied by in a mix."""
+        return self.steps[mix].get(k, 1.0) if self.steps else 1.0
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from fedalign.choice import Choice, Mean, choose
 from fedalign.errors import DivergedError, FedalignError
-from fedalign.fallback import Branch, go_on_alone, judge, measure
+from fedalign.fallback import go_on_alone, judge, measure
 from fedalign.history import ClientRound, Decision, Fallback, History, RoundRecord
 from fedalign.messages import (
     Compare,
@@ -43,7 +43,7 @@ from fedalign.messages import (
 from fedalign.participation import Full, Participation, Presence
 from fedalign.roster import Roster
 from fedalign.rules import Broadcast, Rule, Split
-from fedalign.server import ServerOptimizer
+from fedalign.server import Branch, ServerOptimizer
 from fedalign.shares import shares_of, weighted
 
 
@@ -57,7 +57,8 @@ class Plan:
     warmup: int = 0  #: the first so many rounds are for priority clients only
     participation: Participation = Full()
     seed: int = 0
-    match_on: Split = "heldout"
+    match_on: Split = "heldout"  #: the data that F and F_k are measured on
+    judge_on: Split = "heldout"  #: the data that the priority clients choose by
     has_test: bool = True
     measure_training: bool = True  #: also measure every aggregate on the priority clients' training data
     server: ServerOptimizer | None = None  #: None: take the mean, as FedAvg does
@@ -98,6 +99,18 @@ class _State:
             return cls(model, Branch(start, memory), None, fallback)
         half = len(memory) // 2
         return cls(model, Branch(start, memory[:half]), Branch(memory[half], memory[half + 1 :]), fallback)
+
+
+@dataclass
+class _Costs:
+    """What a round takes. A model counts once for every client that it is sent to in the round.
+
+    That a client measures it, and then trains it, makes no difference; reported test figures don't count.
+    """
+
+    down: int = 0
+    up: int = 0
+    samples: int = 0
 
 
 def warmup_rounds(warmup: float, rounds: int) -> int:
@@ -174,6 +187,20 @@ def alone(plan: Plan, models: Sequence[Model], start: int = 0) -> Run:
 
 
 def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tuple[_State, RoundRecord]]:
+    costs = _Costs()
+    try:
+        return (yield from _attempt(plan, round, state, costs))
+    except DivergedError:
+        if state.alone is None:
+            raise
+    # Free clients have led the base astray. It begins again from the priority clients' own model.
+    state = replace(state, base=state.alone, alone=None, fallback=Fallback(deficit=state.fallback.deficit))
+    return (yield from _attempt(plan, round, state, costs))
+
+
+def _attempt(
+    plan: Plan, round: int, state: _State, costs: _Costs
+) -> Generator[Request, Any, tuple[_State, RoundRecord]]:
     roster, rule = plan.roster, plan.rule
     presence = plan.participation.draw(round, roster, plan.seed)
     warmup = round < plan.warmup
@@ -183,18 +210,15 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
     free = [k for k in range(len(roster)) if presence.reachable[k] and not roster.priority[k] and invite]
 
     # F(w): the priority clients' own evaluations of w.
-    (own,) = yield from measure([state.base.model], priority, plan.match_on)
-    if state.alone is not None and own and not math.isfinite(weighted(roster, own)[0]):
-        state = replace(state, base=state.alone, alone=None, fallback=Fallback(deficit=state.fallback.deficit))
-        (own,) = yield from measure([state.base.model], priority, plan.match_on)
     model = state.base.model
+    (own,) = yield from measure([model], priority, plan.match_on)
+    costs.down += len(priority)
     asked = tuple(own)
     skipped: str | None = None
     loss = accuracy = None
     replies: dict[int, Reply] = {}
     choice: Choice | None = None
     base: Mapping[int, str] | None = None
-    trained_alone: tuple[int, ...] = ()
     if not own:
         skipped = "no priority client answered" if priority else "no priority client was reachable"
     else:
@@ -206,10 +230,13 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
         broadcast = Broadcast(round, loss, accuracy, epsilon)
         invited = sorted([*own, *free])
         answers = yield Train(tuple((model, k) for k in invited), round, broadcast, rule, plan.match_on)
+        costs.down += len(free)
         replies = dict(zip(invited, answers, strict=True))
         own |= {k: reply.own for k, reply in replies.items() if not isinstance(reply, Lost) and reply.own is not None}
         # The server's decision, then the mean over those it admits.
         sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
+        costs.up += len(sent)
+        costs.samples += sum(plan.work[k] for k in sent) if plan.work else 0
         if any(roster.priority[k] for k in sent):
             offers = {k: own[k] for k in sent if not roster.priority[k]}
             if rule.needs_updates:
@@ -219,8 +246,11 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
             else:
                 candidates = rule.candidates(offers, broadcast)
             jury = _jury(plan, round, asked)
-            choice = yield from choose(rule, candidates, base, round, roster, presence, sent, jury, plan.match_on)
-            state, choice, trained_alone = yield from _settle(plan, presence, state, choice, asked, jury, broadcast)
+            choice = yield from choose(
+                rule, candidates, base, round, roster, presence, sent, jury, plan.judge_on, state.base, plan.server
+            )
+            costs.down += choice.models_down
+            state, choice = yield from _settle(plan, presence, state, choice, asked, jury, broadcast, costs)
             epsilon = choice.epsilon
             broadcast = replace(broadcast, epsilon=epsilon)
         else:
@@ -251,7 +281,6 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
 
     clients = tuple(record_of(k, name) for k, name in enumerate(roster.names))
     scores = yield from _scores(plan, [(state.served, k) for k in range(len(roster)) if roster.priority[k]])
-    sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
     record = RoundRecord(
         round,
         epsilon,
@@ -260,10 +289,10 @@ def _round(plan: Plan, round: int, state: _State) -> Generator[Request, Any, tup
         *scores,
         warmup,
         skipped,
-        models_down=len(replies) + (choice.models_down if choice else 0) + len(trained_alone),
-        models_up=len(sent) + len(trained_alone),
+        models_down=costs.down,
+        models_up=costs.up,
         clients=clients,
-        samples=sum(plan.work[k] for k in (*sent, *trained_alone)) if plan.work else 0,
+        samples=costs.samples,
         tried=choice.tried if choice else (),
         fallback=state.fallback if state.fallback != Fallback() else None,
         base=state.apart,
@@ -292,42 +321,33 @@ def _settle(
     clients: tuple[int, ...],
     judges: tuple[int, ...],
     broadcast: Broadcast,
-) -> Generator[Request, Any, tuple[_State, Choice, tuple[int, ...]]]:
-    """Move to what was chosen, or serve the priority clients' own model; tell who trained that model."""
-    base = state.base.step(choice.base.model, plan.server)
-    same = choice.served is choice.base
-    served = base.model if same else state.base.step(choice.served.model, plan.server).model
-    begins = state.alone is None and choice.alone is not None and choice.base is not choice.alone
-    if not plan.rule.fallback or (state.alone is None and not begins):
-        return _State(served, base, None, state.fallback), choice, ()
-    trained: tuple[int, ...] = ()
+    costs: _Costs,
+) -> Generator[Request, Any, tuple[_State, Choice]]:
+    """Move to what was chosen, or serve the priority clients' own model."""
+    base, served, own = choice.base.branch, choice.served, choice.alone
+    if not plan.rule.fallback or (state.alone is None and (own is None or choice.base is own)):
+        return _State(served.branch.model, base, None, state.fallback), choice
     if state.alone is not None:
         alone, trained = yield from go_on_alone(
             state.alone, plan.roster, presence, plan.server, clients, broadcast, plan.match_on
         )
-    elif choice.alone is not None:  # from here on they differ
-        alone = state.base.step(choice.alone.model, plan.server)
-    taken = plan.server is None  # then candidates are models as they are, and some have been measured
-    known = (
-        choice.served.measures if taken else None,
-        choice.alone.measures if taken and begins and choice.alone is not None else None,
+        costs.down += len(clients)
+        costs.up += len(trained)
+        costs.samples += sum(plan.work[k] for k in trained) if plan.work else 0
+        members = trained or [k for k in choice.base.shares if plan.roster.priority[k]]
+        own = Mean(alone, shares_of(plan.roster, presence, members))
+    assert own is not None
+    unknown = [one for one in (served, own) if one.measures is None]
+    found = yield from measure([one.branch.model for one in unknown], judges, plan.judge_on)
+    costs.down += len(unknown) * len(judges)
+    measures = {id(one): its for one, its in zip(unknown, found, strict=True)}
+    fallback = judge(
+        plan.roster, state.fallback, *(measures.get(id(one)) or one.measures or {} for one in (served, own))
     )
-    unknown = [model for model, its in zip((served, alone.model), known, strict=True) if its is None]
-    found = iter((yield from measure(unknown, judges, plan.match_on)))
-    measures = [next(found) if its is None else its for its in known]
-    # Who takes part gets the next round's models anyway, and may measure them then; other judges get them for this.
-    coming = (base.model, alone.model) if judges == clients else ()
-    extra = sum(not any(model is one for one in coming) for model in unknown)
-    choice = replace(choice, models_down=choice.models_down + extra * len(judges))
-    fallback = judge(plan.roster, state.fallback, *measures)
-    if not fallback.behind:
-        return _State(served, base, alone, fallback), choice, trained
-    shares = shares_of(plan.roster, presence, trained or [k for k in choice.base.shares if plan.roster.priority[k]])
-    why = "set aside: smoothed over rounds, the priority clients are better off alone"
-    choice = replace(
-        choice, served=Mean(alone.model, shares), epsilon=0.0, reasons=dict.fromkeys(choice.served.shares, why)
-    )
-    return _State(alone.model, base, alone, fallback), choice, trained
+    if fallback.behind:
+        why = "set aside: smoothed over rounds, the priority clients are better off alone"
+        choice = replace(choice, served=own, reasons=dict.fromkeys(served.shares, why))
+    return _State(choice.served.branch.model, base, own.branch, fallback), choice
 
 
 def _decision(

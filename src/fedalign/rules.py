@@ -12,7 +12,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fedalign.errors import FedalignError
 from fedalign.schedules import Constant, Schedulable, Schedule, as_schedule, values
@@ -84,7 +84,7 @@ class Rule(abc.ABC):
     True
     """
 
-    invites_free: ClassVar[bool] = True  #: False: free clients aren't even sent the model
+    invites_free: bool = True  #: False: free clients aren't even sent the model
     needs_accuracy: bool = False  #: True: a clear error where the task has no accuracy
     needs_updates: bool = False  #: True: the rule judges updates (:meth:`compare`, :meth:`base`), not losses alone
     fallback: bool = False  #: True: FedAvg on the priority clients is kept beside, as a way back from bad choices
@@ -246,8 +246,8 @@ class AutoAlign(Rule):
     Free clients offer with the widest ε. The server averages the sets of clients that FedALIGN would admit with one ε
     after another: those of a ``ladder``, or, without one, those that admit the best aligned 1, 2, 3, 4, 6, 8, 12, …
     clients. Priority clients measure these candidates (equal sets once) on held-out data and are served the one with
-    the lowest weighted loss, the smaller set on a tie. So no round's choice is worse on that data than FedAvg on the
-    priority clients (if the ladder has 0).
+    the lowest weighted loss, the smaller set on a tie. The empty set is always among them, so no round's choice is
+    worse on that data than FedAvg on the priority clients. Only a ladder of one ε is FedALIGN with it.
 
     The next round starts from another model, the base: it has the updates of all free clients that don't clearly point
     against the priority clients' mean update (their cosine with it is at least ``cosine``). What is best for a round is
@@ -276,7 +276,10 @@ class AutoAlign(Rule):
     def __post_init__(self) -> None:
         widest = math.inf
         if self.ladder is not None:
-            steps = sorted({float(epsilon) for epsilon in self.ladder})
+            try:
+                steps = sorted({float(epsilon) for epsilon in self.ladder})
+            except (TypeError, ValueError):
+                steps = []
             if not steps or any(math.isnan(epsilon) or epsilon < 0 for epsilon in steps):
                 raise FedalignError(f"AutoAlign's ladder must hold at least one ε, none negative, not {self.ladder!r}")
             object.__setattr__(self, "ladder", tuple(steps))
@@ -308,10 +311,12 @@ class AutoAlign(Rule):
 
     def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
         """Give one candidate for each distinct set, with the smallest ε that gives it."""
+        steps = self._cuts(own, broadcast) if self.ladder is None else self.ladder
         found: dict[tuple[int, ...], Candidate] = {}
-        if self.ladder is None:
+        if self.ladder is None or len(self.ladder) > 1:  # 0 is for nobody, whoever has a gap of 0
             found[()] = Candidate(0.0, ())
-        for epsilon in self.ladder if self.ladder is not None else self._cuts(own, broadcast):
+            steps = [epsilon for epsilon in steps if epsilon > 0 or self.ladder is None]
+        for epsilon in steps:
             narrowed = replace(broadcast, epsilon=epsilon)
             clients = tuple(k for k, mine in own.items() if self.admits(mine, narrowed))
             found.setdefault(clients, Candidate(epsilon, clients))
@@ -330,7 +335,7 @@ class AutoAlign(Rule):
 
     def _cuts(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[float]:
         """Give the ε that admit the best aligned clients, ever more of them."""
-        gaps = sorted(self._align.gap(mine, broadcast) for mine in own.values())
+        gaps = sorted(gap for mine in own.values() if not math.isnan(gap := self._align.gap(mine, broadcast)))
         return [gaps[size - 1] for size in _sizes(len(gaps))]
 
 

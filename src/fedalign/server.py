@@ -26,6 +26,18 @@ class ServerOptimizer(abc.ABC):
         """Give the new model and the new memory."""
 
 
+@dataclass(frozen=True)
+class Branch:
+    """A model, and what the server's optimiser keeps for it."""
+
+    model: Model
+    memory: tuple[Model, ...] = ()
+
+    def step(self, mean: Model, server: ServerOptimizer | None) -> Branch:
+        """Move to a round's mean (FedAvg), or towards it."""
+        return Branch(mean) if server is None else Branch(*server.step(self.model, mean, self.memory))
+
+
 def _check(**values: float) -> None:
     for name, value in values.items():
         if name.startswith("beta") or name == "momentum":

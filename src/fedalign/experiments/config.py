@@ -75,7 +75,7 @@ ARMS: dict[str, str] = {
     "fedalign": "FedALIGN: free clients with |F_k − F| ≤ ε",
     "auto": "AutoALIGN: FedALIGN, with ε chosen by the priority clients every round",
     "gradient": "free clients whose update has a cosine of at least `threshold` with the priority mean",
-    "trust": "FLTrust: free clients' updates weighted by that cosine, cut to the priority mean's length",
+    "trust": "FLTrust: free clients' updates weighted by that cosine, scaled to the priority mean's length",
     "choice": "power-of-choice: the `clients` free clients with the highest loss",
     "weighted": "FedAvg on everybody, weights times (F_k/F)^`power`",
 }
@@ -122,6 +122,15 @@ SERVERS: dict[str, Callable[..., ServerOptimizer | None]] = {
     "fedyogi": FedYogi,
 }
 LOSSES: dict[str, PerSampleLoss] = {"cross-entropy": cross_entropy, "squared-error": squared_error}
+#: Settings of an arm that only some rules have.
+_ONLY: dict[str, tuple[str, ...]] = {
+    "epsilon": ("fedalign",),
+    "match": ("fedalign", "auto"),
+    "ladder": ("auto",),
+    "fallback": ("auto",),
+    "cosine": ("auto",),
+    **{key: (rule,) for rule, (_, key) in _OTHERS.items() if key},
+}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SECTIONS = ("data", "model", "local", "participation", "server", "arm")
 
@@ -134,7 +143,7 @@ class ArmSettings:
     epsilon: int | float | Schedule | None = None
     ladder: list[float] | None = None
     fallback: bool | None = None
-    cosine: int | float | None = None
+    cosine: int | float | bool | None = None  #: false: no base
     match: str | None = None
     match_on: str | None = None
     warmup: int | float | None = None
@@ -206,9 +215,10 @@ class Experiment:
         local, watch = self.local(arm), None
         if self.settings["theory"] or isinstance(local.schedule, Theory):
             local, watch = self._in_theory(federation, local)
+        rule = self._rule(arm)
         return RunSpec(
-            federation, self._rule(arm), self.rounds, warmup, local, self.participation, seed,
-            server=self._server, watch=watch,
+            federation, rule, self.rounds, warmup, local, self.participation, seed,
+            server=self._server, watch=None if isinstance(rule, Alone) else watch,
         )  # fmt: skip
 
     def _in_theory(self, federation: Federation, local: LocalSGD) -> tuple[LocalSGD, Watch | None]:
@@ -251,6 +261,8 @@ class Experiment:
             ladder = tuple(own["ladder"]) if "ladder" in own else None
             match = own.get("match", self.settings["match"])
             more = {key: own[key] for key in ("fallback", "cosine") if key in own}
+            if more.get("cosine") is False:
+                more["cosine"] = None
             chosen = AutoAlign(ladder, match, match_on, **more)
         elif rule in _OTHERS:
             make, key = _OTHERS[rule]
@@ -350,4 +362,7 @@ def _own_arm(name: str, table: Any, rules: Mapping[str, str]) -> dict[str, Any]:
     _check_options(f"arm.{name}.", checked)
     if checked["rule"] not in rules:
         raise FedalignError(f"arm.{name}.rule is {checked['rule']!r}; {nearest(checked['rule'], rules)}")
+    for key, having in _ONLY.items():
+        if key in checked and checked["rule"] not in having:
+            raise FedalignError(f"arm.{name}.{key} is of the rule {' or '.join(having)}; {checked['rule']} has none")
     return checked

@@ -52,13 +52,13 @@ def train(message: Message, context: Context) -> Message:
         raise FedalignError(f"this client has no {task['split']} samples to measure the model on")
     own, policy, content = measured[0], Policy.read(context.node_config), RecordDict()
     put_measures(content, {"own": own})
-    refusal = policy.refuses(settings.make_rule(), own, broadcast, priority)
+    refusal = policy.refuses(settings.make_rule(), own, broadcast, priority, context.run_id)
     if refusal is None:
         trained = node.train(model, int(task["client"]), broadcast.round, int(task["rounds"]))
         put_model(content, trained)
     else:
         content["declined"] = ConfigRecord({"reason": refusal})
-    policy.note(own, broadcast, refusal)
+    policy.note(own, broadcast, refusal, context.run_id)
     return Message(content, reply_to=message)
 
 

@@ -32,7 +32,7 @@ from fedalign.messages import (
     Update,
 )
 from fedalign.rules import Measure
-from fedalign.simulation.driver import similarities
+from fedalign.simulation.driver import similarities, stretched
 from fedalign.simulation.layout import Layout
 
 log = logging.getLogger("flwr")
@@ -72,8 +72,8 @@ class GridDriver:
                 log.warning("%s is left out for now: %s", self.roster.names[k], why)
             elif not isinstance(samples.get("train"), int) or samples["train"] < 1:  # type: ignore[operator]
                 log.warning("%s is left out: it has no training samples", self.roster.names[k])
-            elif not samples.get(self._settings.match_on):
-                log.warning("%s is left out: it has no %s samples", self.roster.names[k], self._settings.match_on)
+            elif lacks := [split for split in self._needed(k) if not samples.get(split)]:
+                log.warning("%s is left out: it has no %s samples", self.roster.names[k], lacks[0])
             else:
                 self.roster.counts[k] = int(samples["train"])  # type: ignore[arg-type]
                 log.info("%s is there, with %d training samples", self.roster.names[k], self.roster.counts[k])
@@ -91,6 +91,11 @@ class GridDriver:
         if not everyone <= self.roster.counts.keys():
             return len(some) / len(everyone)
         return math.fsum(float(self.roster.p[k]) for k in some)
+
+    def _needed(self, k: int) -> set[str]:
+        """Name the data that a client must have: what is matched on, and what the priority clients choose by."""
+        judges = self._settings.rule == "auto" and self.roster.priority[k]
+        return {self._settings.match_on, *(["heldout"] if judges else [])}
 
     def answer(self, request: object) -> Any:
         """Answer one of the protocol's requests."""
@@ -196,13 +201,12 @@ class GridDriver:
 
     def _combine(self, request: Combine) -> Combined:
         assert self._received is not None
-        models = []
-        for mix in request.mixes:
+        models, size = [], self._layout.trainable_size
+        for m, mix in enumerate(request.mixes):
             total = torch.zeros_like(self._received)
             for k, weight in mix.items():
-                total += self._kept[k] * weight
-            rest = 1 - math.fsum(mix.values())
-            models.append(total + self._received * rest if abs(rest) > 1e-9 else total)
+                total += stretched(self._kept[k], self._received, request.step(m, k), size) * weight
+            models.append(total)
         return Combined(tuple(models))
 
     def _present(self) -> dict[int, Entry]:

@@ -8,7 +8,9 @@ Priority clients are bound by ``opt-out`` and ``rounds-a-day`` alone.
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,11 +51,11 @@ class Policy:
             raise FedalignError('rounds-a-day needs a log, which counts them: add log="FILE" to the node\'s config')
         return policy
 
-    def refuses(self, rule: Rule, own: Measure, broadcast: Broadcast, priority: bool) -> str | None:
+    def refuses(self, rule: Rule, own: Measure, broadcast: Broadcast, priority: bool, run: int = 0) -> str | None:
         """Say why this client takes no part in a round; None if it does."""
         if self.opt_out:
             return "opted out"
-        if self.rounds_a_day is not None and self._today() >= self.rounds_a_day:
+        if self.rounds_a_day is not None and self._rounds_with(run, broadcast.round, priority) > self.rounds_a_day:
             return f"{self.rounds_a_day} rounds a day are enough"
         if priority:
             return None
@@ -63,12 +65,13 @@ class Policy:
             broadcast = replace(broadcast, epsilon=self.max_epsilon)
         return None if rule.offers(own, broadcast) else rule.why(own, broadcast, False)
 
-    def note(self, own: Measure, broadcast: Broadcast, refusal: str | None) -> None:
+    def note(self, own: Measure, broadcast: Broadcast, refusal: str | None, run: int = 0) -> None:
         """Write down what it received and what it did."""
         if self.log is None:
             return
         line = {
             "time": round(time.time(), 3),
+            "run": str(run),
             "round": broadcast.round,
             "loss": own.loss,
             "accuracy": own.accuracy,
@@ -80,14 +83,18 @@ class Policy:
         with self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def _today(self) -> int:
-        if self.log is None or not self.log.exists():
-            return 0
-        since, count = time.time() - _DAY, 0
-        for line in self.log.read_text(encoding="utf-8").splitlines():
+    def _rounds_with(self, run: int, round: int, priority: bool) -> int:
+        """Count the rounds of the last day in which it trained, with the one that it is asked for.
+
+        A priority client may train two models in a round, AutoALIGN's base and their own; what is more counts again.
+        """
+        assert self.log is not None
+        since, trained = time.time() - _DAY, Counter({(str(run), round): 1})
+        for line in self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else ():
             try:
                 row = json.loads(line)
-                count += bool(row["trained"]) and float(row["time"]) > since
-            except (ValueError, KeyError, TypeError) as error:
+                if row["trained"] and float(row["time"]) > since:
+                    trained[row.get("run", ""), row["round"]] += 1
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise FedalignError(f"{self.log} has a damaged line: {error}") from error
-        return count
+        return sum(math.ceil(models / (2 if priority else 1)) for models in trained.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedalign.errors import FedalignError
 from fedalign.protocol import warmup_rounds
-from fedalign.report import plots, theory
+from fedalign.report import choices, plots, theory
 from fedalign.report.load import RunFolder
 from fedalign.report.table import HEADINGS, INCENTIVE, NOTE, incentive_rows, rows
 
@@ -74,8 +74,12 @@ def _draw(run: RunFolder, folder: Path, prefix: str) -> list[Path]:
         figure = plots.costs(run.histories, f"{run.name}: test accuracy against cost")
         written += plots.save(figure, folder / f"{prefix}cost")
     for arm, histories in run.histories.items():
-        if (drawn := plots.chosen(histories, f"{run.name}: ε that the priority clients chose ({arm})")) is not None:
+        if (drawn := choices.chosen(histories, f"{run.name}: ε that the priority clients chose ({arm})")) is not None:
             written += plots.save(drawn, folder / f"{prefix}epsilon-{arm}")
+        if (
+            drawn := choices.losses(histories, f"{run.name}: what the priority clients chose among ({arm})")
+        ) is not None:
+            written += plots.save(drawn, folder / f"{prefix}candidates-{arm}")
         if plots.selects(histories):
             figure = plots.admitted(histories, f"{run.name}: free clients admitted by {arm}")
             written += plots.save(figure, folder / f"{prefix}admitted-{arm}")

@@ -41,7 +41,7 @@ Curves = Mapping[str, Mapping[int, History]]
 
 def curves(arms: Curves, name: str, title: str, label: str, warmup: int, *, percent: bool = False) -> Figure:
     """Draw one number over rounds: the mean over seeds, and a band of one standard deviation."""
-    figure, axes = _figure()
+    figure, axes = figure_of()
     scale = 100.0 if percent else 1.0
     seen: list[float] = []
     for index, (arm, runs) in enumerate(arms.items()):
@@ -86,7 +86,7 @@ def admitted(runs: Mapping[int, History], title: str) -> Figure:
         for r in history.rounds:
             for row, k in enumerate(free):
                 share[row, r.round] += (r.clients[k].decision in ("admitted", "base")) / len(histories)
-    figure, axes = _figure(height=max(2.6, min(9.0, 0.9 + 0.24 * len(free))))
+    figure, axes = figure_of(height=max(2.6, min(9.0, 0.9 + 0.24 * len(free))))
     image = axes.imshow(
         share, aspect="auto", interpolation="nearest", cmap="Greens", vmin=0, vmax=1,
         extent=(0.5, rounds + 0.5, len(free) - 0.5, -0.5),
@@ -129,52 +129,9 @@ def costs(arms: Curves, title: str) -> Figure:
     return figure
 
 
-def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
-    """Draw which ε the priority clients chose, seed by seed, and where they were served a model of their own.
-
-    None if there was no choice.
-    """
-    from matplotlib import colormaps
-
-    histories = {seed: history for seed, history in runs.items() if any(r.tried for r in history.rounds)}
-    if not histories:
-        return None
-    figure, axes = _figure(height=4.4)
-    picked = {
-        seed: [(r.round + 1, r.epsilon) for r in history.rounds if r.tried and r.epsilon is not None]
-        for seed, history in histories.items()
-    }
-    finite = [e for points in picked.values() for _, e in points if 0 < e < np.inf]
-    top = 2 * max(finite, default=1.0)  # where ∞ is drawn
-    colours = colormaps["viridis"](np.linspace(0, 0.85, len(histories)))
-    for paint, (seed, points) in zip(colours, picked.items(), strict=True):
-        x, y = zip(*points, strict=True)
-        shown = np.minimum(y, top)
-        axes.plot(x, shown, "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}", clip_on=False)
-        back = [r.round + 1 for r in histories[seed].rounds if set_aside(r)]
-        if back:
-            axes.plot(back, [0] * len(back), "x", ms=5, mew=1.2, color=paint, clip_on=False, zorder=3)
-    if any(set_aside(r) for history in histories.values() for r in history.rounds):
-        axes.plot([], [], "x", ms=5, mew=1.2, color="black", label="the priority clients' own model instead")
-    axes.set_yscale("symlog", linthresh=0.01)
-    axes.set_ylim(0, 1.1 * top)
-    if any(e == np.inf for points in picked.values() for _, e in points):
-        axes.set_yticks([*(tick for tick in axes.get_yticks() if tick < top), top])
-        labels = [f"{tick:g}" for tick in axes.get_yticks()[:-1]]
-        axes.set_yticklabels([*labels, "∞"])
-    axes.set(title=title, xlabel="communication round", ylabel="chosen ε (0: nobody)")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
-    return figure
-
-
-def set_aside(record: RoundRecord) -> bool:
-    """Tell whether the priority clients were served their own model in a round, not their choice."""
-    return bool(record.tried and record.fallback and record.fallback.behind)
-
-
 def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], alone: str, title: str) -> Figure | None:
     """Draw every free client's accuracy with each arm's shared model against that of its own model, all seeds."""
-    figure, axes = _figure(height=5.2)
+    figure, axes = figure_of(height=5.2)
     drawn = 0
     for index, (arm, seeds) in enumerate(tests.items()):
         own = {(seed, c["id"]): c["test_accuracy"] for seed, rows in tests[alone].items() for c in rows}
@@ -215,7 +172,7 @@ def holdings(federation: Federation, title: str) -> Figure:
         rows = np.union1d(client.train, client.heldout)
         counts[k] = np.bincount(labels[rows].numpy(), minlength=classes) if classes > 1 else len(rows)
     height = max(2.6, min(11.0, 0.9 + 0.16 * len(federation)))
-    figure, axes = _figure(height=height)
+    figure, axes = figure_of(height=height)
     image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
     names = [client.name for client in federation.clients]
     step = max(1, len(names) // 30)
@@ -236,7 +193,7 @@ def holdings(federation: Federation, title: str) -> Figure:
 def selects(runs: Mapping[int, History]) -> bool:
     """Tell whether an arm chose among free clients: some were declined, refused or admitted, not all or none always."""
     seen = {c.decision for h in runs.values() for r in h.rounds for c in r.clients if not c.priority}
-    return bool(seen & {"declined", "refused"})
+    return bool(seen & {"declined", "refused", "base"})
 
 
 def save(figure: Figure, path: Path, suffixes: Sequence[str] = (".png", ".pdf")) -> list[Path]:
@@ -253,7 +210,8 @@ def save(figure: Figure, path: Path, suffixes: Sequence[str] = (".png", ".pdf"))
     return written
 
 
-def _figure(height: float = 4.2) -> tuple[Figure, Any]:
+def figure_of(height: float = 4.2) -> tuple[Figure, Any]:
+    """Make a figure with one pair of axes, in our style."""
     import matplotlib
 
     matplotlib.use("Agg")

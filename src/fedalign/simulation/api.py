@@ -276,7 +276,8 @@ def _plan(spec: RunSpec) -> Plan:
     match_on: Split = rule.match_on or ("heldout" if fed.has_heldout else "train")
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
-    if spec.local.scaffold and (isinstance(rule, AutoAlign) or rule.needs_updates):
+    single = isinstance(rule, AutoAlign) and rule.ladder is not None and len(rule.ladder) == 1
+    if spec.local.scaffold and (rule.needs_updates or rule.fallback or isinstance(rule, AutoAlign)) and not single:
         raise FedalignError(f"SCAFFOLD does not go with {type(rule).__name__}: it needs to know whose update counts")
     warmup = warmup_rounds(spec.warmup, spec.rounds)
     work = tuple(spec.local.samples_for(len(client.train)) for client in fed.clients)
@@ -288,6 +289,7 @@ def _plan(spec: RunSpec) -> Plan:
         participation=spec.participation,
         seed=spec.seed,
         match_on=match_on,
+        judge_on="heldout" if all(len(client.heldout) for client in fed.clients if client.priority) else "train",
         has_test=fed.has_test,
         server=spec.server,
         work=work,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedalign.errors import DivergedError
+from fedalign.errors import DivergedError, FedalignError
 from fedalign.federation import Federation
 from fedalign.history import RoundRecord
 from fedalign.local import LocalSGD
@@ -32,7 +32,6 @@ from fedalign.rules import Measure, Similarity
 from fedalign.simulation.controls import Controls
 from fedalign.simulation.jobs import Engine, EvalJob, Trained, TrainJob
 
-_ROUNDING = 1e-9  # of weights that sum to 1
 #: Looks at a finished round, and the record before, and gives the record with what it has to add.
 Watch = Callable[[RoundDone, RoundRecord | None], RoundRecord]
 
@@ -209,33 +208,32 @@ class Driver:
 
     def _combine(self, runs: Sequence[LiveRun]) -> None:
         """Train every client that is in some mix, and add its model up as soon as it is there."""
-        asked = [(run, run.request.mixes) for run in runs if isinstance(run.request, Combine)]
-        sums: list[list[torch.Tensor | None]] = [[None] * len(mixes) for _, mixes in asked]
+        asked = [(run, run.request) for run in runs if isinstance(run.request, Combine)]
+        for run, request in asked:
+            if run.controls is not None and len(request.mixes) > 1:
+                raise FedalignError("SCAFFOLD does not go with a rule of several candidates: whose update counts?")
+        sums: list[list[torch.Tensor | None]] = [[None] * len(request.mixes) for _, request in asked]
+        size = self.engine.layout.trainable_size
         flags: list[torch.Tensor] = []
         order: list[tuple[int, int]] = []
         for i, k, trained in self._trained(asked):
             order.append((i, k))
             flags.append(trained.finite)
-            asked[i][0].renew_control(k, trained.model, asked[i][1][0].get(k, 0.0))
-            for m, mix in enumerate(asked[i][1]):
+            run, request = asked[i]
+            run.renew_control(k, trained.model, request.mixes[0].get(k, 0.0))
+            for m, mix in enumerate(request.mixes):
                 if k in mix:
-                    _add(sums[i], m, trained.model * mix[k])
-        for i, (run, mixes) in enumerate(asked):
-            for m, mix in enumerate(mixes):
-                rest = 1 - math.fsum(mix.values())
-                if abs(rest) > _ROUNDING:  # what the weights lack to 1 is the weight of the model that was sent out
-                    _add(sums[i], m, next(iter(run.received.values())) * rest)
+                    moved = stretched(trained.model, run.received[k], request.step(m, k), size)
+                    _add(sums[i], m, moved * mix[k])
         bad = [place for place, ok in zip(order, _flags(flags), strict=True) if not ok]
-        for i, (run, mixes) in enumerate(asked):
+        for i, (run, request) in enumerate(asked):
             run.kept = {}
-            run.close_controls(mixes[0])
+            run.close_controls(request.mixes[0])
             run.advance(Combined(tuple(sums[i]), tuple(sorted(k for at, k in bad if at == i))))
 
-    def _trained(
-        self, asked: Sequence[tuple[LiveRun, Sequence[Mapping[int, float]]]]
-    ) -> Iterator[tuple[int, int, Trained]]:
+    def _trained(self, asked: Sequence[tuple[LiveRun, Combine]]) -> Iterator[tuple[int, int, Trained]]:
         """Give, for each run, the clients of its mixes with their models: kept ones, and others as they are trained."""
-        wanted = [run.in_order({k for mix in mixes for k in mix}) for run, mixes in asked]
+        wanted = [run.in_order({k for mix in request.mixes for k in mix}) for run, request in asked]
         for i, (run, _) in enumerate(asked):
             yield from ((i, k, run.kept[k]) for k in wanted[i] if k in run.kept)
         where = [(i, k) for i, (run, _) in enumerate(asked) for k in wanted[i] if k not in run.kept]
@@ -254,6 +252,15 @@ class Driver:
                     where.append((i, k))
                     jobs.append(EvalJob(model, run.federation.pool, client.rows(request.split)))
         return dict(zip(where, self.engine.evaluate(jobs), strict=True))
+
+
+def stretched(model: torch.Tensor, received: torch.Tensor, step: float, size: int) -> torch.Tensor:
+    """Multiply a model's update in its first ``size`` numbers; the rest, BatchNorm's statistics, is as it is."""
+    if step == 1.0:
+        return model
+    moved = model.clone()
+    moved[:size] = received[:size] + (model[:size] - received[:size]) * step
+    return moved
 
 
 def similarities(update: Callable[[int], torch.Tensor], request: Compare) -> dict[int, Similarity]:

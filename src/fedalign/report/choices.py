@@ -1,0 +1,97 @@
+"""Pictures of a rule that lets the priority clients choose: the ε that they chose, and what they chose among."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedalign.history import History, RoundRecord
+from fedalign.report.plots import figure_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
+    """Draw which ε the priority clients chose, seed by seed, and where they were served a model of their own.
+
+    None if there was no choice.
+    """
+    from matplotlib import colormaps
+
+    histories = {seed: history for seed, history in runs.items() if any(r.tried for r in history.rounds)}
+    if not histories:
+        return None
+    figure, axes = figure_of(height=4.4)
+    picked = {
+        seed: [(r.round + 1, r.epsilon) for r in history.rounds if r.tried and r.epsilon is not None]
+        for seed, history in histories.items()
+    }
+    finite = [e for points in picked.values() for _, e in points if 0 < e < np.inf]
+    top = 2 * max(finite, default=1.0)  # where ∞ is drawn
+    colours = colormaps["viridis"](np.linspace(0, 0.85, len(histories)))
+    for paint, (seed, points) in zip(colours, picked.items(), strict=True):
+        x, y = [at for at, _ in points], np.minimum([e for _, e in points], top)
+        axes.plot(x, y, "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}", clip_on=False)
+        back = [r.round + 1 for r in histories[seed].rounds if set_aside(r)]
+        if back:
+            axes.plot(back, [0] * len(back), "x", ms=5, mew=1.2, color=paint, clip_on=False, zorder=3)
+    if any(set_aside(r) for history in histories.values() for r in history.rounds):
+        axes.plot([], [], "x", ms=5, mew=1.2, color="black", label="the priority clients' own model instead")
+    axes.set_yscale("symlog", linthresh=0.01)
+    axes.set_ylim(0, 1.1 * top)
+    if any(e == np.inf for points in picked.values() for _, e in points):
+        axes.set_yticks([*(tick for tick in axes.get_yticks() if tick < top), top])
+        labels = [f"{tick:g}" for tick in axes.get_yticks()[:-1]]
+        axes.set_yticklabels([*labels, "∞"])
+    axes.set(title=title, xlabel="communication round", ylabel="chosen ε (0: nobody)")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
+    return figure
+
+
+def losses(runs: Mapping[int, History], title: str) -> Figure | None:
+    """Draw every candidate's held-out loss against that of the priority clients' own, and the chosen ones by seed.
+
+    None if there was no choice, or never one with the empty set.
+    """
+    from matplotlib import colormaps
+
+    others: list[tuple[int, float]] = []
+    picked: dict[int, list[tuple[int, float]]] = {}
+    for seed, history in runs.items():
+        for r in history.rounds:
+            nobody = next((t.loss for t in r.tried if t.admitted == 0 and t.loss), None)
+            if nobody is None:
+                continue
+            for t in r.tried:
+                if t.loss is not None:
+                    (picked.setdefault(seed, []) if t.chosen else others).append((r.round + 1, t.loss / nobody))
+    if not picked:
+        return None
+    figure, axes = figure_of(height=4.4)
+    axes.plot(*_columns(others), "o", ms=1.6, alpha=0.35, mew=0, color="0.6", label="other candidates", rasterized=True)
+    axes.axhline(1.0, color="0.4", linestyle=":", linewidth=1)
+    colours = colormaps["viridis"](np.linspace(0, 0.85, len(picked)))
+    for paint, (seed, points) in zip(colours, picked.items(), strict=True):
+        axes.plot(*_columns(points), "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}")
+    low = min(share for points in picked.values() for _, share in points)
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.1, max(1 / low, 2.0))  # what is far worse need not be seen
+    steps = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 20)
+    ticks = [tick for tick in steps if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set(title=title, xlabel="communication round", ylabel="held-out loss / that with nobody admitted")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
+    return figure
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [at for at, _ in points], [value for _, value in points]
+
+
+def set_aside(record: RoundRecord) -> bool:
+    """Tell whether the priority clients were served their own model in a round, not their choice."""
+    return bool(record.tried and record.fallback and record.fallback.behind)
