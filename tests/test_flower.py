@@ -235,6 +235,31 @@ def test_hostile_updates_are_refused_with_the_reason(federation, tmp_path, tampe
         assert torch.allclose(weights(tmp_path)[key], value, atol=1e-6)
 
 
+@pytest.mark.parametrize("rule", ["auto", "all"])
+def test_a_priority_client_whose_training_overflows(federation, tmp_path, rule):
+    trained = []
+
+    def overflow(reply, message):
+        if "model" in reply.content:
+            trained.append(int(message.content["task"]["round"]))
+            if trained == [0, 1, 1, 2]:  # from the base; their own model is trained after it
+                reply.content["model"] = ArrayRecord({"flat": Array(reply.content["model"]["flat"].numpy() * np.nan)})
+        return reply
+
+    grid, server = federation(rule=rule, warmup=0.0, rounds=4)
+    grid.tamper[0] = overflow if rule == "auto" else arrays(lambda a: a * np.float32("nan"))
+    if rule == "all":  # there is no way back
+        with pytest.raises(fa.FedalignError, match=r"paused before round 0.*site-0"):
+            server().run()
+        return
+    server().run()
+    rounds = history(tmp_path)
+    assert len(rounds) == 4
+    assert trained[:6] == [0, 1, 1, 2, 2, 3]
+    assert rounds[2].models_down == 6 + 6 + 2 * len(rounds[2].tried)  # the round is begun again
+    assert rounds[1].fallback.apart
+
+
 def test_a_huge_sample_count_is_capped(federation, tmp_path):
     def boast(reply, message):
         if "samples" in reply.content:

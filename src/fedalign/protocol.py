@@ -229,8 +229,8 @@ def _attempt(
         # Broadcast, the free clients' offers, and local work.
         broadcast = Broadcast(round, loss, accuracy, epsilon)
         invited = sorted([*own, *free])
-        answers = yield Train(tuple((model, k) for k in invited), round, broadcast, rule, plan.match_on)
         costs.down += len(free)
+        answers = yield Train(tuple((model, k) for k in invited), round, broadcast, rule, plan.match_on)
         replies = dict(zip(invited, answers, strict=True))
         own |= {k: reply.own for k, reply in replies.items() if not isinstance(reply, Lost) and reply.own is not None}
         # The server's decision, then the mean over those it admits.

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedalign.errors import FedalignError
+from fedalign.errors import DivergedError, FedalignError
 from fedalign.flower.members import LiveRoster
 from fedalign.flower.roster import Entry, RosterFile
 from fedalign.flower.settings import Settings
@@ -37,6 +37,9 @@ from fedalign.simulation.layout import Layout
 
 log = logging.getLogger("flwr")
 _POLL = 0.5  # seconds between looks for replies; more when they are long in coming
+
+
+_NOT_FINITE = "its trained weights are not finite"
 
 
 class BelowQuorumError(Exception):
@@ -159,9 +162,11 @@ class GridDriver:
         self._refuse_giants(replies)
         sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
         if self.weight(sent) < self._settings.quorum - 1e-9:
-            silent = [self.roster.names[k] for k in contents if self.roster.priority[k] and k not in sent]
-            absent = self.missing(contents)
-            raise BelowQuorumError(f"no update from {', '.join([*silent, *absent])}")
+            silent = [k for k in contents if self.roster.priority[k] and k not in sent]
+            names, absent = [self.roster.names[k] for k in silent], self.missing(contents)
+            if not absent and all(getattr(replies[k], "reason", "") == _NOT_FINITE for k in silent):
+                raise DivergedError.at(request.round, names, "the trained weights are not finite")
+            raise BelowQuorumError(f"no update from {', '.join([*names, *absent])}")
         return [replies[k] for _, k in request.jobs]
 
     def _read(self, k: int, answer: RecordDict | Lost) -> Reply:
@@ -181,7 +186,7 @@ class GridDriver:
         except FedalignError as error:
             return Rejected(own, str(error))
         if not torch.isfinite(model).all():
-            return Rejected(own, "its trained weights are not finite")
+            return Rejected(own, _NOT_FINITE)
         self._kept[k] = model
         return Update(own=own)
 

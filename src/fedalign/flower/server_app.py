@@ -13,7 +13,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedalign.errors import FedalignError
+from fedalign.errors import DivergedError, FedalignError
 from fedalign.experiments.store import RunStore, write_atomically
 from fedalign.flower.grid_driver import BelowQuorumError, GridDriver
 from fedalign.flower.members import Online
@@ -102,13 +102,22 @@ class Server:
         point = self._point
         run = federated(self._plan, point.model, point.round, point.memory, point.last)
         reply: Any = None
+        failed: DivergedError | None = None
         began = time.monotonic()
         while True:
             try:
-                request = run.send(reply)
+                request = run.send(reply) if failed is None else run.throw(failed)
             except StopIteration:
                 return
-            reply = self._driver.answer(request)
+            except DivergedError as error:
+                if error is failed:  # the rule has no way back: those clients count as silent
+                    raise BelowQuorumError(str(error)) from error
+                raise
+            reply = failed = None
+            try:
+                reply = self._driver.answer(request)
+            except DivergedError as error:
+                failed = error
             if isinstance(request, RoundDone):
                 if request.record.skipped:
                     raise BelowQuorumError(request.record.skipped)

@@ -99,7 +99,7 @@ def admitted(runs: Mapping[int, History], title: str) -> Figure:
         axes.text(0.5, 0.5, "no free client was admitted", transform=axes.transAxes, ha="center", color="0.35")
     based = any(r.base for history in histories for r in history.rounds)
     label = "admitted, or in the base" if based else "admitted"
-    label = label if len(histories) == 1 else f"{label} (share of {len(histories)} seeds)"
+    label = label if len(histories) == 1 else f"{label}\n(share of {len(histories)} seeds)"
     figure.colorbar(image, ax=axes, label=label)
     return figure
 
