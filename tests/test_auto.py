@@ -15,6 +15,7 @@ from fedalign.history import RoundRecord
 from fedalign.messages import Combine, Combined, Compare, Declined, Evaluate, RoundDone, Train, Update
 from fedalign.participation import Full, Participation, Presence
 from fedalign.protocol import Plan, federated
+from fedalign.report import choices
 from fedalign.roster import Roster
 from fedalign.rules import AutoAlign, Broadcast, Measure, Similarity
 
@@ -256,6 +257,17 @@ def test_records_keep_what_was_tried():
     # A first version went back and let free clients rest.
     old = record.to_json().replace('"behind":false', '"rest":3,"setbacks":1')
     assert RoundRecord.from_json(old) == record
+
+
+def test_pictures_of_choices():
+    result, _ = play(AutoAlign(), rounds=3)
+    assert choices.chosen({0: result.history}, "ε") is not None
+    assert choices.losses({0: result.history}, "losses") is not None
+    # A loss of exactly 0 has no place on the axis, and mustn't break the report.
+    perfect, _ = play(AutoAlign(), judge=lambda model: max(0.0, model - 6.5), rounds=3)
+    assert any(t.loss == 0 for r in perfect.history.rounds for t in r.tried)
+    choices.losses({0: perfect.history, 1: result.history}, "losses")
+    assert choices.losses({0: play(fa.Align(0.4))[0].history}, "losses") is None
 
 
 def federation():

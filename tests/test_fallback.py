@@ -73,7 +73,6 @@ def play(
             origin = request.jobs[0][0]
             sent = {k: m + (1.0 if ROSTER.priority[k] else math.pi) for m, k in request.jobs}
             reply = [Update(own=None if ROSTER.priority[k] else Measure(100.0, 0.9, 5)) for _, k in request.jobs]
-            request.jobs[0][0]
             if len(request.jobs) == 2:  # the priority clients' own model
                 reply = [Lost("gone") if k in lost else one for one, (_, k) in zip(reply, request.jobs, strict=True)]
 

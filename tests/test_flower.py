@@ -25,7 +25,6 @@ from fedalign.flower.policy import Policy
 from fedalign.flower.roster import Entry, RosterFile, fingerprint
 from fedalign.flower.server_app import Server
 from fedalign.flower.settings import Settings, function
-from fedalign.flower.wire import get_measure, put_measures
 from fedalign.rules import Broadcast, Measure
 
 DATA = Synth(priority=2, free=4, samples=60, test_samples=60)
@@ -243,7 +242,9 @@ def test_a_priority_client_whose_training_overflows(federation, tmp_path, rule):
         if "model" in reply.content:
             trained.append(int(message.content["task"]["round"]))
             if trained == [0, 1, 1, 2]:  # from the base; their own model is trained after it
-                reply.content["model"] = ArrayRecord({"flat": Array(reply.content["model"]["flat"].numpy() * np.nan)})
+                reply.content["model"] = ArrayRecord(
+                    {"flat": Array(reply.content["model"]["flat"].numpy() * np.float32("nan"))}
+                )
         return reply
 
     grid, server = federation(rule=rule, warmup=0.0, rounds=4)
@@ -257,7 +258,25 @@ def test_a_priority_client_whose_training_overflows(federation, tmp_path, rule):
     assert len(rounds) == 4
     assert trained[:6] == [0, 1, 1, 2, 2, 3]
     assert rounds[2].models_down == 6 + 6 + 2 * len(rounds[2].tried)  # the round is begun again
+    assert rounds[2].models_up == 6 + 6
     assert rounds[1].fallback.apart
+    # Where it is their own model's training that overflows, that model stays as it is.
+    trained.clear()
+    grid, server = federation(rule=rule, warmup=0.0, rounds=4, out=str(tmp_path / "own"))
+
+    def own(reply, message):
+        if "model" in reply.content:
+            trained.append(int(message.content["task"]["round"]))
+            if len(trained) > 1 and trained[-1] == trained[-2]:
+                reply.content["model"] = ArrayRecord(
+                    {"flat": Array(reply.content["model"]["flat"].numpy() * np.float32("nan"))}
+                )
+        return reply
+
+    grid.tamper[0] = own
+    server().run()
+    assert trained == [0, 1, 1, 2, 2, 3, 3]
+    assert all(r.fallback.apart for r in history(tmp_path, "own"))
 
 
 def test_a_huge_sample_count_is_capped(federation, tmp_path):
@@ -373,11 +392,42 @@ def test_a_late_free_node_joins(federation, tmp_path):
     assert (decisions[0], decisions[-1]) == ("absent", "admitted")
 
 
-def test_a_loss_that_is_no_number_is_no_measure():
-    for loss, sense in ((1.5, True), (float("inf"), True), (float("nan"), False)):
-        content = RecordDict()
-        put_measures(content, {"own": Measure(loss, 0.5, 3)})
-        assert (get_measure(content, "own") is not None) == sense
+def changed(what, when=lambda name, message: True):
+    """Replace losses that a node measures."""
+
+    def change(reply, message):
+        for name in list(reply.content["measures"]) if "measures" in reply.content else ():
+            if name.endswith("loss") and when(name, message):
+                reply.content["measures"][name] = what
+        return reply
+
+    return change
+
+
+def test_a_loss_that_is_no_number(federation, tmp_path):
+    # A free client's has no place among the others'.
+    grid, server = federation(rule="auto", warmup=0.0)
+    grid.tamper[5] = changed(float("nan"))
+    server().run()
+    assert {r.clients[5].decision for r in history(tmp_path)} == {"lost"}
+    # A judge's speaks against that candidate alone.
+    grid, server = federation(rule="auto", warmup=0.0, out=str(tmp_path / "judged"))
+    widest = {0: changed(float("nan"), lambda name, message: name == "heldout-4.loss")}
+    grid.tamper.update(widest)
+    server().run()
+    tried = [r.tried for r in history(tmp_path, "judged")]
+    assert [[t.loss is None for t in one] for one in tried] == [[False] * 4 + [True]] * 5
+    # The priority clients' own of the base: it begins again from the way back, or the run pauses.
+    grid, server = federation(rule="auto", warmup=0.0, out=str(tmp_path / "base"))
+    seen = []
+
+    def once(name, message):
+        seen.append(name)
+        return name == "heldout-0.loss" and seen.count(name) == 6
+
+    grid.tamper[0] = changed(float("nan"), once)
+    server().run()
+    assert len(history(tmp_path, "base")) == 5
 
 
 def test_judges_need_held_out_data(tmp_path):
@@ -385,8 +435,8 @@ def test_judges_need_held_out_data(tmp_path):
         _settings=types.SimpleNamespace(rule="auto", match_on="train"),
         roster=types.SimpleNamespace(priority=(True, False)),
     )
-    assert GridDriver._needed(driver, 0) == {"train", "heldout"}
-    assert GridDriver._needed(driver, 1) == {"train"}
+    assert GridDriver._needed(driver, 0) == ("train", "heldout")
+    assert GridDriver._needed(driver, 1) == ("train",)
 
 
 def test_the_clients_policy(tmp_path):

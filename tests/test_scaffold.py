@@ -113,7 +113,8 @@ def test_it_removes_the_drift_that_fedavg_has():
 def test_what_does_not_go_together():
     with pytest.raises(fa.FedalignError, match="scaffold corrects plain SGD"):
         fa.LocalSGD(lr=0.1, epochs=1, scaffold=True, momentum=0.9)
-    for rule in (fa.AutoAlign(), fa.GradientAlign()):
+    weighted = fa.LossWeighted(rule=fa.AutoAlign((0, 1), fallback=False))
+    for rule in (fa.AutoAlign(), fa.GradientAlign(), weighted):
         with pytest.raises(fa.FedalignError, match="SCAFFOLD does not go with"):
             run(federation(), SCAFFOLD, rule)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedalign.errors import DivergedError, FedalignError
@@ -76,22 +76,29 @@ def choose(
     if not whole:  # a priority client's weights are not finite, or those of somebody in every candidate
         names = [roster.names[k] for k in sorted(broken)]
         raise DivergedError.at(round, names, "the trained weights are not finite")
-    means = [Mean(before.step(mean, server), mix) for mean, mix in zip(combined.models, mixes, strict=True)]
     best = whole[0]
     jobs: tuple[Job, ...] = ()
     tried: tuple[Tried, ...] = ()
+    measures: dict[int, dict[int, Measure]] = {}
     if len(candidates) > 1:
-        jobs = tuple((means[i].branch.model, k) for i in whole for k in judges)
+        moved = {i: before.step(combined.models[i], server).model for i in whole}
+        jobs = tuple((moved[i], k) for i in whole for k in judges)
         answers = dict(zip([(i, k) for i in whole for k in judges], (yield Evaluate(jobs, split)), strict=True))
         # A judge that got lost on the way must not favour one candidate: those count that measured all.
         there = [k for k in judges if all(answers[i, k] is not None for i in whole)]
-        for i in whole:
-            means[i] = replace(means[i], measures={k: answers[i, k] for k in there})
-        best, tried = _best(rule, roster, candidates, whole, {i: means[i].measures or {} for i in whole})
+        measures = {i: {k: answers[i, k] for k in there} for i in whole}
+        best, tried = _best(rule, roster, candidates, whole, measures)
     alone = next((i for i in whole if not candidates[i].clients), None)
+    start = at if base is not None and not broken & mixes[at].keys() else best
+    # The optimiser's memory, as large as the model or twice that, is kept for these alone.
+    means = {
+        i: Mean(before.step(combined.models[i], server), mixes[i], measures.get(i))
+        for i in {best, start, alone}
+        if i is not None
+    }
     return Choice(
         means[best],
-        means[at] if base is not None and not broken & mixes[at].keys() else means[best],
+        means[start],
         None if alone is None else means[alone],
         candidates[best].epsilon,
         tried,

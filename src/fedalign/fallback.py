@@ -41,9 +41,10 @@ def go_on_alone(
     """
     jobs = tuple((branch.model, k) for k in clients)
     replies = yield Train(jobs, broadcast.round, broadcast, PriorityOnly(), split)
-    sent = tuple(k for k, reply in zip(clients, replies, strict=True) if isinstance(reply, Update))
-    if not sent:
-        return branch, ()
+    updates = {k: reply for k, reply in zip(clients, replies, strict=True) if isinstance(reply, Update)}
+    sent = tuple(updates)
+    if not sent or not all(reply.finite for reply in updates.values()):
+        return branch, sent
     combined = yield Combine((shares_of(roster, presence, sent),))
     return (branch if combined.not_finite else branch.step(combined.models[0], server)), sent
 

@@ -237,6 +237,9 @@ def _attempt(
         sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
         costs.up += len(sent)
         costs.samples += sum(plan.work[k] for k in sent) if plan.work else 0
+        broken = [roster.names[k] for k, reply in replies.items() if isinstance(reply, Update) and not reply.finite]
+        if broken:
+            raise DivergedError.at(round, broken, "the trained weights are not finite")
         if any(roster.priority[k] for k in sent):
             offers = {k: own[k] for k in sent if not roster.priority[k]}
             if rule.needs_updates:
@@ -337,7 +340,7 @@ def _settle(
         members = trained or [k for k in choice.base.shares if plan.roster.priority[k]]
         own = Mean(alone, shares_of(plan.roster, presence, members))
     assert own is not None
-    unknown = [one for one in (served, own) if one.measures is None]
+    unknown = [one for one in ((served,) if served is own else (served, own)) if one.measures is None]
     found = yield from measure([one.branch.model for one in unknown], judges, plan.judge_on)
     costs.down += len(unknown) * len(judges)
     measures = {id(one): its for one, its in zip(unknown, found, strict=True)}

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedalign.errors import DivergedError, FedalignError
+from fedalign.errors import FedalignError
 from fedalign.flower.members import LiveRoster
 from fedalign.flower.roster import Entry, RosterFile
 from fedalign.flower.settings import Settings
@@ -95,10 +95,10 @@ class GridDriver:
             return len(some) / len(everyone)
         return math.fsum(float(self.roster.p[k]) for k in some)
 
-    def _needed(self, k: int) -> set[str]:
+    def _needed(self, k: int) -> tuple[str, ...]:
         """Name the data that a client must have: what is matched on, and what the priority clients choose by."""
         judges = self._settings.rule == "auto" and self.roster.priority[k]
-        return {self._settings.match_on, *(["heldout"] if judges else [])}
+        return (self._settings.match_on, *(["heldout"] if judges else []))
 
     def answer(self, request: object) -> Any:
         """Answer one of the protocol's requests."""
@@ -161,18 +161,24 @@ class GridDriver:
         replies = {k: self._read(k, answer) for k, answer in answers.items()}
         self._refuse_giants(replies)
         sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
-        if self.weight(sent) < self._settings.quorum - 1e-9:
+        if not self._enough(sent):
             silent = [k for k in contents if self.roster.priority[k] and k not in sent]
-            names, absent = [self.roster.names[k] for k in silent], self.missing(contents)
-            if not absent and all(getattr(replies[k], "reason", "") == _NOT_FINITE for k in silent):
-                raise DivergedError.at(request.round, names, "the trained weights are not finite")
-            raise BelowQuorumError(f"no update from {', '.join([*names, *absent])}")
+            broken = [k for k in silent if getattr(replies[k], "reason", "") == _NOT_FINITE]
+            if not self._enough([*sent, *broken]):
+                names = [self.roster.names[k] for k in silent]
+                raise BelowQuorumError(f"no update from {', '.join([*names, *self.missing(contents)])}")
+            replies |= {k: Update(finite=False) for k in broken}  # nobody is missing: it is the model
         return [replies[k] for _, k in request.jobs]
+
+    def _enough(self, clients: Iterable[int]) -> bool:
+        return self.weight(clients) >= self._settings.quorum - 1e-9
 
     def _read(self, k: int, answer: RecordDict | Lost) -> Reply:
         if isinstance(answer, Lost):
             return answer
         own = None if self.roster.priority[k] else get_measure(answer, "own")
+        if own is not None and math.isnan(own.loss):
+            own = None  # it could be ordered nowhere among the others'
         declined = answer.get("declined")
         if isinstance(declined, ConfigRecord):
             measure = get_measure(answer, "own")

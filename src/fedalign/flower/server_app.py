@@ -102,22 +102,15 @@ class Server:
         point = self._point
         run = federated(self._plan, point.model, point.round, point.memory, point.last)
         reply: Any = None
-        failed: DivergedError | None = None
         began = time.monotonic()
         while True:
             try:
-                request = run.send(reply) if failed is None else run.throw(failed)
+                request = run.send(reply)
             except StopIteration:
                 return
-            except DivergedError as error:
-                if error is failed:  # the rule has no way back: those clients count as silent
-                    raise BelowQuorumError(str(error)) from error
-                raise
-            reply = failed = None
-            try:
-                reply = self._driver.answer(request)
-            except DivergedError as error:
-                failed = error
+            except DivergedError as error:  # a node that is broken may be whole when the round is repeated
+                raise BelowQuorumError(str(error)) from error
+            reply = self._driver.answer(request)
             if isinstance(request, RoundDone):
                 if request.record.skipped:
                     raise BelowQuorumError(request.record.skipped)

@@ -61,7 +61,7 @@ def get_measure(content: RecordDict, name: str) -> Measure | None:
     if not isinstance(record, MetricRecord):
         return None
     loss, samples, accuracy = (record.get(f"{name}.{what}") for what in ("loss", "samples", "accuracy"))
-    if not isinstance(loss, int | float) or math.isnan(loss) or not isinstance(samples, int) or samples < 1:
+    if not isinstance(loss, int | float) or not isinstance(samples, int) or samples < 1:
         return None
     if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
         return None

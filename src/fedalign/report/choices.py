@@ -62,11 +62,11 @@ def losses(runs: Mapping[int, History], title: str) -> Figure | None:
     picked: dict[int, list[tuple[int, float]]] = {}
     for seed, history in runs.items():
         for r in history.rounds:
-            nobody = next((t.loss for t in r.tried if t.admitted == 0 and t.loss), None)
+            nobody = next((t.loss for t in r.tried if t.admitted == 0 and t.loss is not None and t.loss > 0), None)
             if nobody is None:
                 continue
             for t in r.tried:
-                if t.loss is not None:
+                if t.loss is not None and t.loss > 0:  # on a logarithmic axis
                     (picked.setdefault(seed, []) if t.chosen else others).append((r.round + 1, t.loss / nobody))
     if not picked:
         return None

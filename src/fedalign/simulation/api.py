@@ -19,6 +19,7 @@ from fedalign.history import History, RoundRecord
 from fedalign.local import LocalSGD
 from fedalign.losses import PerSampleLoss, cross_entropy
 from fedalign.messages import RoundDone
+from fedalign.other_rules import LossWeighted
 from fedalign.participation import Full, Participation
 from fedalign.protocol import Plan, alone, federated, warmup_rounds
 from fedalign.randomness import Purpose, hashed
@@ -276,8 +277,9 @@ def _plan(spec: RunSpec) -> Plan:
     match_on: Split = rule.match_on or ("heldout" if fed.has_heldout else "train")
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
-    single = isinstance(rule, AutoAlign) and rule.ladder is not None and len(rule.ladder) == 1
-    if spec.local.scaffold and (rule.needs_updates or rule.fallback or isinstance(rule, AutoAlign)) and not single:
+    inner = rule.rule if isinstance(rule, LossWeighted) else rule
+    single = isinstance(inner, AutoAlign) and inner.ladder is not None and len(inner.ladder) == 1
+    if spec.local.scaffold and (rule.needs_updates or rule.fallback or isinstance(inner, AutoAlign)) and not single:
         raise FedalignError(f"SCAFFOLD does not go with {type(rule).__name__}: it needs to know whose update counts")
     warmup = warmup_rounds(spec.warmup, spec.rounds)
     work = tuple(spec.local.samples_for(len(client.train)) for client in fed.clients)
