@@ -167,6 +167,16 @@ def test_it_decides_and_learns_as_the_simulation(federation, tmp_path, name, rul
         assert torch.allclose(weights(tmp_path)[key], value, atol=1e-5)
 
 
+def test_what_is_measured_next_is_measured_with_the_test_data(federation, tmp_path):
+    grid, server = federation(rule="auto", warmup=0.0)
+    server().run()
+    assert all(r.fallback.apart for r in history(tmp_path))
+    assert any(r.base for r in history(tmp_path)[:-1])
+    kinds = [message.metadata.message_type for message in grid.sent if message.metadata.dst_node_id == 100]
+    first = ["query.hello", "evaluate", "train", "evaluate", "evaluate"]  # F(w), candidates, test and the next F(w)
+    assert kinds == first + ["train", "evaluate", "train", "evaluate", "evaluate"] * 4
+
+
 def test_a_free_node_that_says_priority_is_free(federation, tmp_path):
     nodes = {k: {"partition-id": k} for k in range(6)}
     nodes[5] = {"partition-id": 5, "priority": True}

@@ -18,10 +18,15 @@ Job = tuple[Model, int]  # a model and the client that is to work with it
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure models on clients' data."""
+    """Measure models on clients' data.
+
+    ``ahead`` is the model that the same clients will be asked to measure next, on the data that is matched on: a driver
+    that pays for every exchange may have it measured now.
+    """
 
     jobs: tuple[Job, ...]
     split: Split
+    ahead: Model | None = None
 
 
 @dataclass(frozen=True)

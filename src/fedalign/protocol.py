@@ -283,7 +283,8 @@ def _attempt(
         )
 
     clients = tuple(record_of(k, name) for k, name in enumerate(roster.names))
-    scores = yield from _scores(plan, [(state.served, k) for k in range(len(roster)) if roster.priority[k]])
+    jobs = [(state.served, k) for k in range(len(roster)) if roster.priority[k]]
+    scores = yield from _scores(plan, jobs, state.base.model)
     record = RoundRecord(
         round,
         epsilon,
@@ -388,11 +389,13 @@ def _decision(
     return "refused", skipped or ""
 
 
-def _scores(plan: Plan, jobs: list[Job]) -> Generator[Request, Any, tuple[float | None, float | None, float | None]]:
+def _scores(
+    plan: Plan, jobs: list[Job], ahead: Model | None = None
+) -> Generator[Request, Any, tuple[float | None, float | None, float | None]]:
     """Give test accuracy, test loss and training loss of what the priority clients now have."""
 
     def score(split: Split) -> Generator[Request, Any, tuple[float | None, float | None]]:
-        measures = yield Evaluate(tuple(jobs), split)
+        measures = yield Evaluate(tuple(jobs), split, ahead if split == "test" else None)
         there = {k: m for (_, k), m in zip(jobs, measures, strict=True) if m is not None and m.samples}
         return weighted(plan.roster, there) if there else (None, None)
 

@@ -59,7 +59,7 @@ class GridDriver:
         self._received: torch.Tensor | None = None
         self._kept: dict[int, torch.Tensor] = {}
         self._ahead: dict[tuple[int, int], Measure | None] = {}
-        self._of_ahead: list[torch.Tensor] = []
+        self._of_ahead: torch.Tensor | None = None
         self.seconds: dict[str, float] = {}  # spent waiting, by what for
 
     def online(self) -> set[int]:
@@ -118,8 +118,8 @@ class GridDriver:
     def _evaluate(self, request: Evaluate) -> list[Measure | None]:
         """Send each client all its models in one message.
 
-        A round ends with test measures of the model whose loss the next one mostly begins with (not with AutoALIGN's
-        base): the priority clients give both at once, which saves an exchange.
+        A round ends with test measures, and the next one begins with a loss: the priority clients give both at once,
+        which saves an exchange.
         """
         known = [self._ahead.get((id(model), k)) for model, k in request.jobs]
         if request.split == self._settings.match_on and all(known):
@@ -129,7 +129,12 @@ class GridDriver:
         for model, k in request.jobs:
             models.setdefault(k, []).append(model)
             places.append((k, len(models[k]) - 1))
-        splits = f"test+{self._settings.match_on}" if request.split == "test" else request.split
+        splits: str = request.split
+        if request.ahead is not None:
+            splits += f"+{self._settings.match_on}"
+            for mine in models.values():
+                if all(model is not request.ahead for model in mine):
+                    mine.append(request.ahead)
         contents = {}
         for k, mine in models.items():
             content = RecordDict()
@@ -142,10 +147,10 @@ class GridDriver:
             answer = answers[k]
             return None if isinstance(answer, Lost) else get_measure(answer, f"{split}-{i}")
 
-        if splits != request.split:
-            self._of_ahead = [model for model, _ in request.jobs]  # held, so that their ids stay theirs
-            jobs = zip(request.jobs, places, strict=True)
-            self._ahead = {(id(model), k): measure(k, self._settings.match_on, i) for (model, k), (_, i) in jobs}
+        if request.ahead is not None:
+            self._of_ahead = request.ahead  # held, so that its id stays its own
+            at = {k: next(i for i, model in enumerate(mine) if model is request.ahead) for k, mine in models.items()}
+            self._ahead = {(id(request.ahead), k): measure(k, self._settings.match_on, i) for k, i in at.items()}
         return [measure(k, request.split, i) for k, i in places]
 
     def _train(self, request: Train) -> list[Reply]:
