@@ -14,7 +14,8 @@ import fedalign as fa
 from fedalign.history import RoundRecord
 from fedalign.messages import Combine, Combined, Compare, Declined, Evaluate, RoundDone, Train, Update
 from fedalign.participation import Full, Participation, Presence
-from fedalign.protocol import Plan, federated
+from fedalign.plan import Plan
+from fedalign.protocol import federated
 from fedalign.report import choices
 from fedalign.roster import Roster
 from fedalign.rules import AutoAlign, Broadcast, Measure, Similarity

@@ -12,7 +12,8 @@ from fedalign.fallback import MARGIN, SMOOTHING, judge
 from fedalign.history import Fallback, RoundRecord
 from fedalign.messages import Combine, Combined, Compare, Evaluate, Lost, RoundDone, Train, Update
 from fedalign.participation import Full
-from fedalign.protocol import Plan, federated
+from fedalign.plan import Plan
+from fedalign.protocol import federated
 from fedalign.roster import Roster
 from fedalign.rules import AutoAlign, Measure, Similarity
 

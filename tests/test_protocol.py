@@ -12,7 +12,8 @@ import pytest
 from fedalign import Align, DivergedError, Everyone, FedalignError, Full, Measure, PriorityOnly, Replacement
 from fedalign.messages import Combine, Combined, Declined, Evaluate, Lost, RoundDone, Train, Update
 from fedalign.participation import Participation, Presence
-from fedalign.protocol import Plan, alone, federated, warmup_rounds
+from fedalign.plan import Plan, warmup_rounds
+from fedalign.protocol import alone, federated
 from fedalign.roster import Roster
 
 ROSTER = Roster(("a", "b", "c", "d", "e"), (True, True, False, False, False), (30, 10, 20, 20, 40))

@@ -11,9 +11,10 @@ from fedalign.errors import DivergedError, FedalignError
 from fedalign.history import Tried
 from fedalign.messages import Combine, Evaluate, Job, Request
 from fedalign.participation import Presence
+from fedalign.plan import Plan
 from fedalign.roster import Roster
-from fedalign.rules import Candidate, Measure, Rule, Split
-from fedalign.server import Branch, ServerOptimizer
+from fedalign.rules import Candidate, Measure, Rule
+from fedalign.server import Branch
 from fedalign.shares import shares_of, weighted
 
 
@@ -41,26 +42,25 @@ class Choice:
     models_down: int = 0  #: candidates that judges were sent
     broken: frozenset[int] = frozenset()  #: free clients whose weights are not finite
     reasons: Mapping[int, str] = field(default_factory=dict)
+    in_base: Mapping[int, str] = field(default_factory=dict)  #: why somebody is in the base
 
 
 def choose(
-    rule: Rule,
+    plan: Plan,
+    round: int,
+    presence: Presence,
     candidates: Sequence[Candidate],
     base: Mapping[int, str] | None,
-    round: int,
-    roster: Roster,
-    presence: Presence,
     sent: Sequence[int],
     judges: Sequence[int],
-    split: Split,
     before: Branch,
-    server: ServerOptimizer | None,
 ) -> Generator[Request, Any, Choice]:
     """Average every candidate's clients; of several, take the one that the rule chooses by the judges' measures.
 
     What they measure is what they would be served: the model ``before`` the round, moved by the mean as the server
     does. The next round starts from the mean over the priority clients and those of the ``base``, or from the choice.
     """
+    rule, roster, server = plan.rule, plan.roster, plan.server
     _check(rule, candidates, base or (), {k for k in sent if not roster.priority[k]})
     priority = [k for k in sent if roster.priority[k]]
     mixes = [shares_of(roster, presence, sorted([*priority, *one.clients]), one) for one in candidates]
@@ -83,7 +83,7 @@ def choose(
     if len(candidates) > 1:
         moved = {i: before.step(combined.models[i], server).model for i in whole}
         jobs = tuple((moved[i], k) for i in whole for k in judges)
-        answers = dict(zip([(i, k) for i in whole for k in judges], (yield Evaluate(jobs, split)), strict=True))
+        answers = dict(zip([(i, k) for i in whole for k in judges], (yield Evaluate(jobs, plan.judge_on)), strict=True))
         # A judge that got lost on the way must not favour one candidate: those count that measured all.
         there = [k for k in judges if all(answers[i, k] is not None for i in whole)]
         measures = {i: {k: answers[i, k] for k in there} for i in whole}
@@ -105,6 +105,7 @@ def choose(
         len(jobs),
         broken,
         candidates[best].reasons,
+        base or {},
     )
 
 

@@ -14,39 +14,70 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedalign.choice import Choice, Mean
 from fedalign.history import Fallback
 from fedalign.messages import Combine, Evaluate, Model, Request, Train, Update
 from fedalign.participation import Presence
+from fedalign.plan import Plan
 from fedalign.roster import Roster
 from fedalign.rules import Broadcast, Measure, PriorityOnly, Split
-from fedalign.server import Branch, ServerOptimizer
+from fedalign.server import Branch
 from fedalign.shares import shares_of, weighted
+from fedalign.state import Costs, State
 
 SMOOTHING = 0.1  #: a new round's part in the smoothed deficit
 MARGIN = 0.005  #: the smoothed deficit, in accuracy (or as a part of the loss), from which on a choice is behind
 
 
-def go_on_alone(
-    branch: Branch,
-    roster: Roster,
+def settle(
+    plan: Plan,
     presence: Presence,
-    server: ServerOptimizer | None,
-    clients: Sequence[int],
+    state: State,
+    choice: Choice,
+    clients: tuple[int, ...],
+    judges: tuple[int, ...],
     broadcast: Broadcast,
-    split: Split,
+    costs: Costs,
+) -> Generator[Request, Any, tuple[State, Choice]]:
+    """Move to what was chosen, or serve the priority clients' own model."""
+    base, served, own = choice.base.branch, choice.served, choice.alone
+    if not plan.rule.fallback or (state.alone is None and (own is None or choice.base is own)):
+        return State(served.branch.model, base, None, state.fallback), choice
+    if state.alone is not None:
+        alone, trained = yield from _go_on_alone(plan, presence, state.alone, clients, broadcast)
+        costs.down += len(clients)
+        costs.sent(trained)
+        members = trained or [k for k in choice.base.shares if plan.roster.priority[k]]
+        own = Mean(alone, shares_of(plan.roster, presence, members))
+    assert own is not None
+    unknown = [one for one in ((served,) if served is own else (served, own)) if one.measures is None]
+    found = yield from measure([one.branch.model for one in unknown], judges, plan.judge_on)
+    costs.down += len(unknown) * len(judges)
+    measures = {id(one): its for one, its in zip(unknown, found, strict=True)}
+    fallback = judge(
+        plan.roster, state.fallback, *(measures.get(id(one)) or one.measures or {} for one in (served, own))
+    )
+    if fallback.behind:
+        why = "set aside: smoothed over rounds, the priority clients are better off alone"
+        choice = replace(choice, served=own, reasons=dict.fromkeys(served.shares, why))
+    return State(choice.served.branch.model, base, own.branch, fallback), choice
+
+
+def _go_on_alone(
+    plan: Plan, presence: Presence, branch: Branch, clients: Sequence[int], broadcast: Broadcast
 ) -> Generator[Request, Any, tuple[Branch, tuple[int, ...]]]:
     """Do a round of FedAvg on the priority clients with a model of their own; tell who sent an update.
 
     Where that fails, the model stays as it is.
     """
     jobs = tuple((branch.model, k) for k in clients)
-    replies = yield Train(jobs, broadcast.round, broadcast, PriorityOnly(), split)
+    replies = yield Train(jobs, broadcast.round, broadcast, PriorityOnly(), plan.match_on)
     updates = {k: reply for k, reply in zip(clients, replies, strict=True) if isinstance(reply, Update)}
     sent = tuple(updates)
     if not sent or not all(reply.finite for reply in updates.values()):
         return branch, sent
-    combined = yield Combine((shares_of(roster, presence, sent),))
-    return (branch if combined.not_finite else branch.step(combined.models[0], server)), sent
+    combined = yield Combine((shares_of(plan.roster, presence, sent),))
+    return (branch if combined.not_finite else branch.step(combined.models[0], plan.server)), sent
 
 
 def measure(

@@ -288,10 +288,19 @@ class AutoAlign(Rule):
             number = isinstance(self.cosine, numbers.Real) and not isinstance(self.cosine, bool)
             if not number or not -1 <= self.cosine <= 1:
                 raise FedalignError(f"AutoAlign's cosine must be from -1 to 1, not {self.cosine!r}")
-        based = self.ladder is None and self.cosine is not None
-        object.__setattr__(self, "needs_updates", based or type(self).needs_updates)
+        object.__setattr__(self, "needs_updates", self.has_base or type(self).needs_updates)
         object.__setattr__(self, "_align", Align(widest, self.on, self.match_on))
         object.__setattr__(self, "needs_accuracy", self.on == "accuracy")
+
+    @property
+    def is_fedalign(self) -> bool:
+        """Whether there is one ε, and so no choice."""
+        return self.ladder is not None and len(self.ladder) == 1
+
+    @property
+    def has_base(self) -> bool:
+        """Whether the next round starts from another model than the chosen one."""
+        return self.ladder is None and self.cosine is not None
 
     def epsilon_at(self, round: int, rounds: int) -> float:
         """Give the widest ε: with it free clients decide whether to offer."""
@@ -311,12 +320,11 @@ class AutoAlign(Rule):
 
     def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
         """Give one candidate for each distinct set, with the smallest ε that gives it."""
-        steps = self._cuts(own, broadcast) if self.ladder is None else self.ladder
-        found: dict[tuple[int, ...], Candidate] = {}
-        if self.ladder is None or len(self.ladder) > 1:  # 0 is for nobody, whoever has a gap of 0
-            found[()] = Candidate(0.0, ())
-            steps = [epsilon for epsilon in steps if epsilon > 0 or self.ladder is None]
-        for epsilon in steps:
+        # Of several, 0 is for nobody, whoever has a gap of 0.
+        found: dict[tuple[int, ...], Candidate] = {} if self.is_fedalign else {(): Candidate(0.0, ())}
+        for epsilon in self._cuts(own, broadcast) if self.ladder is None else self.ladder:
+            if epsilon == 0 and self.ladder is not None and not self.is_fedalign:
+                continue
             narrowed = replace(broadcast, epsilon=epsilon)
             clients = tuple(k for k, mine in own.items() if self.admits(mine, narrowed))
             found.setdefault(clients, Candidate(epsilon, clients))
@@ -326,8 +334,9 @@ class AutoAlign(Rule):
         self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
     ) -> Mapping[int, str] | None:
         """Take those whose updates don't point against the priority clients' mean; one of length 0 is of no use."""
-        if self.ladder is not None or self.cosine is None:
+        if not self.has_base:
             return None
+        assert self.cosine is not None
         cosines = {k: similar[k].cosine for k in own if similar[k].length > 0}
         return {
             k: f"in the base: cosine {c:.3g}, at least {self.cosine:g}" for k, c in cosines.items() if c >= self.cosine

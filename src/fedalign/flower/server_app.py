@@ -21,7 +21,8 @@ from fedalign.flower.roster import RosterFile
 from fedalign.flower.settings import Settings, function
 from fedalign.history import RoundRecord
 from fedalign.messages import RoundDone
-from fedalign.protocol import Plan, federated, warmup_rounds
+from fedalign.plan import Plan, warmup_rounds
+from fedalign.protocol import federated
 from fedalign.simulation.api import initial_module, state_of
 from fedalign.simulation.layout import Layout
 

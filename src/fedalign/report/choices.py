@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from fedalign.history import History, RoundRecord
 from fedalign.report.plots import figure_of
@@ -19,8 +20,6 @@ def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
 
     None if there was no choice.
     """
-    from matplotlib import colormaps
-
     histories = {seed: history for seed, history in runs.items() if any(r.tried for r in history.rounds)}
     if not histories:
         return None
@@ -31,8 +30,7 @@ def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
     }
     finite = [e for points in picked.values() for _, e in points if 0 < e < np.inf]
     top = 2 * max(finite, default=1.0)  # where ∞ is drawn
-    colours = colormaps["viridis"](np.linspace(0, 0.85, len(histories)))
-    for paint, (seed, points) in zip(colours, picked.items(), strict=True):
+    for paint, (seed, points) in zip(_tints(len(picked)), picked.items(), strict=True):
         x, y = [at for at, _ in points], np.minimum([e for _, e in points], top)
         axes.plot(x, y, "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}", clip_on=False)
         back = [r.round + 1 for r in histories[seed].rounds if set_aside(r)]
@@ -56,8 +54,6 @@ def losses(runs: Mapping[int, History], title: str) -> Figure | None:
 
     None if there was no choice, or never one with the empty set.
     """
-    from matplotlib import colormaps
-
     others: list[tuple[int, float]] = []
     picked: dict[int, list[tuple[int, float]]] = {}
     for seed, history in runs.items():
@@ -73,8 +69,7 @@ def losses(runs: Mapping[int, History], title: str) -> Figure | None:
     figure, axes = figure_of(height=4.4)
     axes.plot(*_columns(others), "o", ms=1.6, alpha=0.35, mew=0, color="0.6", label="other candidates", rasterized=True)
     axes.axhline(1.0, color="0.4", linestyle=":", linewidth=1)
-    colours = colormaps["viridis"](np.linspace(0, 0.85, len(picked)))
-    for paint, (seed, points) in zip(colours, picked.items(), strict=True):
+    for paint, (seed, points) in zip(_tints(len(picked)), picked.items(), strict=True):
         axes.plot(*_columns(points), "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}")
     low = min(share for points in picked.values() for _, share in points)
     axes.set_yscale("log")
@@ -86,6 +81,12 @@ def losses(runs: Mapping[int, History], title: str) -> Figure | None:
     axes.set(title=title, xlabel="communication round", ylabel="held-out loss / that with nobody admitted")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
     return figure
+
+
+def _tints(seeds: int) -> npt.NDArray[np.float64]:
+    from matplotlib import colormaps
+
+    return np.asarray(colormaps["viridis"](np.linspace(0, 0.85, seeds)))
 
 
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalign.errors import FedalignError
-from fedalign.protocol import warmup_rounds
+from fedalign.plan import warmup_rounds
 from fedalign.report import choices, plots, theory
 from fedalign.report.load import RunFolder
 from fedalign.report.table import HEADINGS, INCENTIVE, NOTE, incentive_rows, rows

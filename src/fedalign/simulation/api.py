@@ -21,7 +21,8 @@ from fedalign.losses import PerSampleLoss, cross_entropy
 from fedalign.messages import RoundDone
 from fedalign.other_rules import LossWeighted
 from fedalign.participation import Full, Participation
-from fedalign.protocol import Plan, alone, federated, warmup_rounds
+from fedalign.plan import Plan, warmup_rounds
+from fedalign.protocol import alone, federated
 from fedalign.randomness import Purpose, hashed
 from fedalign.rules import Align, AutoAlign, Measure, PriorityOnly, Rule, Split
 from fedalign.server import Partial, ServerOptimizer
@@ -278,8 +279,8 @@ def _plan(spec: RunSpec) -> Plan:
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
     inner = rule.rule if isinstance(rule, LossWeighted) else rule
-    single = isinstance(inner, AutoAlign) and inner.ladder is not None and len(inner.ladder) == 1
-    if spec.local.scaffold and (rule.needs_updates or rule.fallback or isinstance(inner, AutoAlign)) and not single:
+    one_set = isinstance(inner, AutoAlign) and inner.is_fedalign
+    if spec.local.scaffold and (rule.needs_updates or rule.fallback or isinstance(inner, AutoAlign)) and not one_set:
         raise FedalignError(f"SCAFFOLD does not go with {type(rule).__name__}: it needs to know whose update counts")
     warmup = warmup_rounds(spec.warmup, spec.rounds)
     work = tuple(spec.local.samples_for(len(client.train)) for client in fed.clients)
