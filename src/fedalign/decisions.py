@@ -32,7 +32,7 @@ def client_rounds(
         if choice is not None and k in choice.broken:
             reason = "its trained weights are not finite"
         elif choice is not None and isinstance(reply, Update):
-            reason = reason or (choice.in_base if decision == "base" else choice.reasons).get(k, "")
+            reason = reason or ((decision == "base" and choice.in_base) or choice.reasons).get(k, "")
         if not reason and mine is not None and broadcast is not None:
             reason = plan.rule.why(mine, broadcast, decision == "admitted")
         return ClientRound(
