@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -79,7 +80,7 @@ def descendants(number):
 class Federation:
     """The processes of one federation; every one is ended by its number."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, temporary):
         self.folder = folder
         self.keys, self.app = folder / "keys", folder / "my-federation"
         spec = importlib.util.spec_from_file_location("keys", ROOT / "examples" / "flower" / "keys.py")
@@ -97,6 +98,7 @@ class Federation:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1",
+            "TMPDIR": temporary,  # a node that is killed at once leaves its folder
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }
         (folder / "flwr").mkdir()
@@ -198,7 +200,8 @@ class Federation:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    federation = Federation(tmp_path_factory.mktemp("flower"))
+    temporary = tempfile.mkdtemp(prefix="fa-")  # a short path: a socket's may have 107 characters
+    federation = Federation(tmp_path_factory.mktemp("flower"), temporary)
     try:
         federation.superlink()
         if NGINX:
@@ -212,6 +215,7 @@ def running(tmp_path_factory):
     finally:
         for name in list(federation.processes):
             federation.kill(name)
+        shutil.rmtree(temporary)
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +291,29 @@ def test_an_unregistered_key_cannot_join(running, ended):
     assert process.returncode != 0
     assert "SuperNode ID" not in log.read_text()
     running.kill("stranger")
+
+
+@pytest.mark.parametrize("end", ["its node ends", "it is told to end"])
+def test_the_warm_process_leaves_nothing(tmp_path, end):
+    folder = tmp_path / "node"
+    folder.mkdir()
+    ends, lives = os.pipe()
+    warm = subprocess.Popen([sys.executable, "-m", "fedalign.flower.warm", str(folder), str(ends)], pass_fds=[ends])
+    try:
+        os.close(ends)
+        deadline = time.monotonic() + 60
+        while not (folder / "socket").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert (folder / "socket").exists()
+        if end == "it is told to end":
+            warm.terminate()
+        else:
+            os.close(lives)
+        assert warm.wait(20) == 0
+        assert not folder.exists()
+    finally:
+        warm.kill()
+        warm.wait()
 
 
 def test_killed_nodes_are_lost_and_the_quorum_decides(running, ended):

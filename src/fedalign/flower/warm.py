@@ -59,34 +59,40 @@ def node(arguments: Sequence[str]) -> NoReturn:
 
 def serve(folder: Path, ends: int) -> None:
     """Fork for every command line that comes, until the SuperNode ends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the folder goes then, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the SuperNode
+    try:
+        _fork_for_each(folder / "socket", ends)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fork_for_each(address: Path, ends: int) -> None:
     from flwr.supernode.cli import flwr_clientapp
 
     import fedalign.flower.client_app  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a child ended: its reply says that
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the SuperNode
     gc.freeze()  # children share these pages
     with socket.socket(socket.AF_UNIX) as server, selectors.DefaultSelector() as ready:
-        server.bind(str(folder / "socket"))
+        server.bind(str(address))
         server.listen(64)
         ready.register(server, selectors.EVENT_READ)
         ready.register(ends, selectors.EVENT_READ)
-        try:
-            while all(key.fileobj is server for key, _ in ready.select()):
-                connection, _ = server.accept()
-                with connection, connection.makefile("rb") as file:
-                    words = file.read().decode().split("\0")
-                if os.fork() == 0:
-                    server.close()
-                    os.close(ends)
-                    _run(flwr_clientapp, words)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        while all(key.fileobj is server for key, _ in ready.select()):
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as file:
+                words = file.read().decode().split("\0")
+            if os.fork() == 0:
+                server.close()
+                os.close(ends)
+                _run(flwr_clientapp, words)
 
 
 def _run(main: Callable[[], None], words: Sequence[str]) -> NoReturn:
     """Do in the child what the command does; end without what the parent would do at its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [_COMMAND, *words]
     code = 0
