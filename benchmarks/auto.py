@@ -12,7 +12,8 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -171,6 +172,23 @@ class BaseToo(AutoAlign):
 
 
 @dataclass(frozen=True)
+class Smoothed(AutoAlign):
+    """AutoALIGN that chooses how many to admit by what that number has gained over nobody in some ten rounds."""
+
+    gains: dict[int, float] = field(default_factory=dict, compare=False)
+
+    def choose(
+        self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
+    ) -> int:
+        losses = [math.fsum(p[k] * m.loss for k, m in one.items()) for one in measures]
+        sizes = [len(one.clients) for one in candidates]
+        for size, loss in zip(sizes, losses, strict=True):
+            gain = 1 - loss / losses[0]
+            self.gains[size] = self.gains.get(size, gain) + 0.1 * (gain - self.gains.get(size, gain))
+        return max(range(len(sizes)), key=lambda i: (self.gains[sizes[i]], -sizes[i]))
+
+
+@dataclass(frozen=True)
 class OwnJury(Uniform):
     """Those that train are also those that judge."""
 
@@ -203,7 +221,9 @@ VARIANTS: dict[str, AutoAlign] = {
     "base of cosine 0, fallback, accuracy": Variant(fallback=True, cosine=0.0, by="accuracy"),
     "base of cosine 0, fallback, nobody admitted": Nobody(cosine=0.0),
     "base of cosine 0.05, fallback": AutoAlign(cosine=0.05),
+    "base of cosine -0.1": AutoAlign(fallback=False),
     "base of cosine -0.1, fallback": AutoAlign(),
+    "base of cosine -0.1, fallback, smoothed": Smoothed(),
     "base of cosine -0.1 as a candidate too, fallback": BaseToo(),
     "base of everybody, fallback": AutoAlign(cosine=-1.0),
 }
@@ -221,7 +241,7 @@ def run(options: argparse.Namespace) -> None:
     runs = [("priority", seed, spec) for _, seed, spec in specs]
     for name in names:
         for _, seed, spec in specs:
-            spec = replace(spec, rule=VARIANTS[name])
+            spec = replace(spec, rule=deepcopy(VARIANTS[name]))  # one may keep something of its run
             if "those that train" in name and isinstance(spec.participation, Uniform):
                 spec = replace(spec, participation=OwnJury(spec.participation.fraction))
             runs.append((name, seed, spec))
