@@ -28,7 +28,8 @@ from fedalign.messages import RoundDone
 from fedalign.paper.compact import read_all
 from fedalign.participation import Uniform
 from fedalign.roster import Roster
-from fedalign.rules import AutoAlign, Broadcast, Candidate, Measure, Similarity, _sizes
+from fedalign.rule import Broadcast, Candidate, Measure, Similarity
+from fedalign.rules import AutoAlign, _sizes
 from fedalign.simulation.api import Simulation
 from fedalign.simulation.engine_batched import BatchedEngine
 from fedalign.simulation.jobs import EvalJob

@@ -18,7 +18,8 @@ from fedalign.plan import Plan
 from fedalign.protocol import federated
 from fedalign.report import choices
 from fedalign.roster import Roster
-from fedalign.rules import AutoAlign, Broadcast, Measure, Similarity
+from fedalign.rule import Broadcast, Measure, Similarity
+from fedalign.rules import AutoAlign
 
 ROSTER = Roster(("a", "b", "c", "d", "e"), (True, True, False, False, False), (30, 10, 20, 20, 40))
 LOSS = {0: 1.0, 1: 2.0, 2: 1.3, 3: 1.55, 4: 9.0}  # F = 1.25; gaps of c, d, e: 0.05, 0.3, 7.75

@@ -15,7 +15,8 @@ from fedalign.participation import Full
 from fedalign.plan import Plan
 from fedalign.protocol import federated
 from fedalign.roster import Roster
-from fedalign.rules import AutoAlign, Measure, Similarity
+from fedalign.rule import Measure, Similarity
+from fedalign.rules import AutoAlign
 
 ROSTER = Roster(("a", "b", "c"), (True, True, False), (30, 10, 20))
 WORK = (30, 10, 20)

@@ -25,7 +25,7 @@ from fedalign.flower.policy import Policy
 from fedalign.flower.roster import Entry, RosterFile, fingerprint
 from fedalign.flower.server_app import Server
 from fedalign.flower.settings import Settings, function
-from fedalign.rules import Broadcast, Measure
+from fedalign.rule import Broadcast, Measure
 
 DATA = Synth(priority=2, free=4, samples=60, test_samples=60)
 

@@ -11,7 +11,7 @@ from torch import nn
 import fedalign as fa
 from fedalign.cli import main
 from fedalign.experiments.store import RunStore
-from fedalign.rules import Broadcast, Measure, Similarity
+from fedalign.rule import Broadcast, Measure, Similarity
 from fedalign.server import Partial
 from fedalign.simulation.layout import Layout
 

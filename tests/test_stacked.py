@@ -9,7 +9,7 @@ from torch import nn
 
 import fedalign as fa
 from fedalign import models
-from fedalign.federation import Pool
+from fedalign.pool import Pool
 from fedalign.simulation.functional import FunctionalStepper
 from fedalign.simulation.jobs import Data
 from fedalign.simulation.layered import softmax_gradient

@@ -9,13 +9,15 @@ True
 """
 
 from fedalign.errors import DivergedError, FedalignError, FederationWarning
-from fedalign.federation import Client, Federation, Pool
+from fedalign.federation import Client, Federation
 from fedalign.history import ClientRound, History, RoundRecord, Tried
 from fedalign.local import LocalSGD
 from fedalign.losses import cross_entropy, squared_error
 from fedalign.other_rules import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
 from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
-from fedalign.rules import Align, AutoAlign, Broadcast, Candidate, Everyone, Measure, PriorityOnly, Rule, Similarity
+from fedalign.pool import Pool
+from fedalign.rule import Broadcast, Candidate, Measure, Rule, Similarity
+from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly
 from fedalign.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
 from fedalign.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from fedalign.simulation.api import Alone, RunSpec, SimulationResult, simulate, simulate_many

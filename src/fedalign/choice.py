@@ -13,7 +13,7 @@ from fedalign.messages import Combine, Evaluate, Job, Request
 from fedalign.participation import Presence
 from fedalign.plan import Plan
 from fedalign.roster import Roster
-from fedalign.rules import Candidate, Measure, Rule
+from fedalign.rule import Candidate, Measure, Rule
 from fedalign.server import Branch
 from fedalign.shares import shares_of, weighted
 

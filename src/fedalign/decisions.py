@@ -9,7 +9,7 @@ from fedalign.history import ClientRound, Decision
 from fedalign.messages import Declined, Lost, Rejected, Reply, Update
 from fedalign.participation import Presence
 from fedalign.plan import Plan
-from fedalign.rules import Broadcast, Measure
+from fedalign.rule import Broadcast, Measure
 
 
 def client_rounds(

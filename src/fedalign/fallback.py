@@ -20,7 +20,8 @@ from fedalign.messages import Combine, Evaluate, Model, Request, Train, Update
 from fedalign.participation import Presence
 from fedalign.plan import Plan
 from fedalign.roster import Roster
-from fedalign.rules import Broadcast, Measure, PriorityOnly, Split
+from fedalign.rule import Broadcast, Measure, Split
+from fedalign.rules import PriorityOnly
 from fedalign.server import Branch
 from fedalign.shares import shares_of, weighted
 from fedalign.state import Costs, State

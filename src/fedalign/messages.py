@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedalign.history import History, RoundRecord
-from fedalign.rules import Broadcast, Measure, Rule, Split
+from fedalign.rule import Broadcast, Measure, Rule, Split
 
 Model = Any
 Job = tuple[Model, int]  # a model and the client that is to work with it

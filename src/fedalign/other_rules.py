@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedalign.errors import FedalignError
-from fedalign.rules import Broadcast, Candidate, Everyone, MatchOn, Measure, Rule, Similarity
+from fedalign.rule import Broadcast, Candidate, MatchOn, Measure, Rule, Similarity
+from fedalign.rules import Everyone
 
 
 class _JudgesUpdates(Rule):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedalign.errors import FedalignError
 from fedalign.participation import Full, Participation
 from fedalign.roster import Roster
-from fedalign.rules import Rule, Split
+from fedalign.rule import Rule, Split
 from fedalign.server import ServerOptimizer
 
 

@@ -27,7 +27,7 @@ from fedalign.history import ClientRound, Fallback, History, RoundRecord
 from fedalign.messages import Compare, Evaluate, Job, Lost, Model, Reply, Request, Result, RoundDone, Run, Train, Update
 from fedalign.plan import Plan
 from fedalign.roster import Roster
-from fedalign.rules import Broadcast, Split
+from fedalign.rule import Broadcast, Split
 from fedalign.shares import shares_of, weighted
 from fedalign.state import Costs, State
 

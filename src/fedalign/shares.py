@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fedalign.participation import Presence
 from fedalign.roster import Roster
-from fedalign.rules import Candidate, Measure
+from fedalign.rule import Candidate, Measure
 
 
 def shares_of(

@@ -24,7 +24,8 @@ from fedalign.data.partition import (
 )
 from fedalign.data.sources import SOURCES, Source, Splits, check_splits, data_folder, read_idx_folder
 from fedalign.errors import FedalignError, FederationWarning
-from fedalign.federation import Federation, Pool
+from fedalign.federation import Federation
+from fedalign.pool import Pool
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from fedalign.local import LocalSGD
 from fedalign.losses import PerSampleLoss, cross_entropy, squared_error
 from fedalign.other_rules import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
 from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
-from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly, Rule
+from fedalign.rule import Rule
+from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly
 from fedalign.schedules import Schedule, Theory
 from fedalign.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from fedalign.simulation.api import Alone, RunSpec

@@ -31,7 +31,7 @@ from fedalign.messages import (
     Train,
     Update,
 )
-from fedalign.rules import Measure
+from fedalign.rule import Measure
 from fedalign.simulation.driver import similarities, stretched
 from fedalign.simulation.layout import Layout
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from fedalign.errors import FedalignError, FederationWarning
-from fedalign.federation import Arrays, Federation
+from fedalign.federation import Federation
 from fedalign.flower.settings import Settings, function
 from fedalign.losses import cross_entropy
-from fedalign.rules import Measure, Split
+from fedalign.pool import Arrays
+from fedalign.rule import Measure, Split
 from fedalign.simulation.api import initial_module, resolve_device
 from fedalign.simulation.checks import check_model, check_repeatable
 from fedalign.simulation.engine_batched import BatchedEngine

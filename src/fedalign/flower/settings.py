@@ -10,7 +10,8 @@ from typing import Any, Literal
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.build import check_type, settings_of
 from fedalign.local import LocalSGD
-from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly, Rule
+from fedalign.rule import Rule
+from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly
 
 RULES: dict[str, str] = {
     "priority": "FedAvg on the priority clients",

@@ -24,7 +24,8 @@ from fedalign.participation import Full, Participation
 from fedalign.plan import Plan, warmup_rounds
 from fedalign.protocol import alone, federated
 from fedalign.randomness import Purpose, hashed
-from fedalign.rules import Align, AutoAlign, Measure, PriorityOnly, Rule, Split
+from fedalign.rule import Measure, Rule, Split
+from fedalign.rules import Align, AutoAlign, PriorityOnly
 from fedalign.server import Partial, ServerOptimizer
 from fedalign.simulation.checks import check_model, check_repeatable
 from fedalign.simulation.controls import Controls

@@ -28,7 +28,7 @@ from fedalign.messages import (
     Train,
     Update,
 )
-from fedalign.rules import Measure, Similarity
+from fedalign.rule import Measure, Similarity
 from fedalign.simulation.controls import Controls
 from fedalign.simulation.jobs import Engine, EvalJob, Trained, TrainJob
 

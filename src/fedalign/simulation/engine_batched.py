@@ -17,7 +17,7 @@ from torch import nn
 from fedalign.errors import FedalignError, FederationWarning
 from fedalign.local import LocalSGD
 from fedalign.losses import PerSampleLoss, hits
-from fedalign.rules import Measure
+from fedalign.rule import Measure
 from fedalign.simulation.functional import FunctionalStepper
 from fedalign.simulation.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.layered import LayeredStepper, chain

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedalign.losses import PerSampleLoss, hits
-from fedalign.rules import Measure
+from fedalign.rule import Measure
 from fedalign.simulation.batches import batches_for
 from fedalign.simulation.batchnorm import spare
 from fedalign.simulation.jobs import Data, EvalJob, Trained, TrainJob

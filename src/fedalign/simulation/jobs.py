@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 
 from fedalign.errors import FedalignError
-from fedalign.federation import Pool, Rows
+from fedalign.federation import Rows
 from fedalign.local import LocalSGD
-from fedalign.rules import Measure
+from fedalign.pool import Pool
+from fedalign.rule import Measure
 from fedalign.simulation.layout import Layout
 
 

@@ -14,7 +14,8 @@ from fedalign.federation import Federation
 from fedalign.history import RoundRecord
 from fedalign.local import LocalSGD
 from fedalign.messages import RoundDone
-from fedalign.rules import Align, Everyone, PriorityOnly, Rule
+from fedalign.rule import Rule
+from fedalign.rules import Align, Everyone, PriorityOnly
 from fedalign.schedules import InverseTime
 from fedalign.simulation.api import Alone
 from fedalign.theory.bounds import bias_of

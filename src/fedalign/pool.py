@@ -1,0 +1,108 @@
+"""All samples of a federation in one place, read from what the user has and checked."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedalign.errors import FedalignError
+
+Arrays = tuple[Any, Any]  # features and labels: NumPy arrays, tensors or nested lists
+Tensors = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All samples, once. uint8 features stay uint8 and become ``(x/255 − mean)/std`` when a batch is taken."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+
+    def __post_init__(self) -> None:
+        x, y = as_tensors((self.x, self.y), "the data")
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y)
+        for name in ("mean", "std"):
+            value = np.asarray(getattr(self, name), np.float64)
+            channels = x.shape[1] if x.dim() > 1 else 1
+            if (
+                value.size not in (1, channels)
+                or not np.isfinite(value).all()
+                or (name == "std" and (value <= 0).any())
+            ):
+                need = "a positive number" if name == "std" else "a number"
+                raise FedalignError(
+                    f"{name} must be {need}, or one per channel ({channels}), not {getattr(self, name)}"
+                )
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether labels are class numbers (then there may be an accuracy)."""
+        return not self.y.is_floating_point()
+
+
+def as_tensors(arrays: Arrays, what: str) -> Tensors:
+    """Read features and labels, and refuse what no model could be trained on."""
+    try:
+        x_raw, y_raw = arrays
+        x, y = _tensor(x_raw), _tensor(y_raw)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FedalignError(f"{what}: cannot be read as (features, labels): {error}") from error
+    x, y = x.detach().cpu(), y.detach().cpu()
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+        raise FedalignError(
+            f"{what}: features of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)} don't match"
+        )
+    if not len(y):
+        raise FedalignError(f"{what}: there are no samples; leave the client out or give it some")
+    if x.is_floating_point():
+        x = x if x.dtype == torch.float64 else x.float()
+        row = _first_not_finite(x)
+        if row is not None:
+            raise FedalignError(f"{what}: the features of sample {row} hold NaN or infinity; clean the data first")
+    if y.is_floating_point():
+        y = y if y.dtype == torch.float64 else y.float()
+        if not torch.isfinite(y).all():
+            raise FedalignError(f"{what}: the labels hold NaN or infinity; clean the data first")
+    else:
+        y = y.long()
+        if int(y.min()) < 0:
+            raise FedalignError(f"{what}: label {int(y.min())} is negative; classes count from 0")
+    return x, y
+
+
+def _tensor(given: Any) -> torch.Tensor:
+    """Read an array as a tensor, without a copy where that can be; a memory-mapped file is read-only, and so are we."""
+    if isinstance(given, np.ndarray) and not given.flags.writeable:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.as_tensor(given)
+    return torch.as_tensor(given)
+
+
+def _first_not_finite(x: torch.Tensor) -> int | None:
+    """Find the first sample with NaN or infinity. Goes through parts: the data may be larger than the memory."""
+    rows = max(1, (16 << 20) // max(1, x[0].numel()))
+    for start in range(0, len(x), rows):
+        part = torch.isfinite(x[start : start + rows]).reshape(len(x[start : start + rows]), -1).all(1)
+        if not part.all():
+            return start + int(torch.nonzero(~part)[0])
+    return None
+
+
+def check_alike(given: Tensors, first: Tensors, what: str, whose: str) -> None:
+    """Refuse samples or labels of another kind or shape than the first."""
+    for name, mine, theirs in (("samples", given[0], first[0]), ("labels", given[1], first[1])):
+        alike = mine.dtype == theirs.dtype or (mine.is_floating_point() and theirs.is_floating_point())
+        if mine.shape[1:] != theirs.shape[1:] or not alike:
+            raise FedalignError(f"{what}: {name} are {_kind(mine)}, but {whose} are {_kind(theirs)}; all need the same")
+
+
+def _kind(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape[1:])}"
