@@ -67,6 +67,7 @@ def test_data(capsys):
     assert "did you mean 'synth'" in refused(capsys, "data", "get", "sinth")
 
 
+@pytest.mark.pictures
 def test_a_run_shows_a_table_and_says_where_its_output_is(tmp_path, capsys):
     assert cli.main(["run", str(write(tmp_path / "e.toml")), "--device", "cpu"]) == 0
     out = capsys.readouterr().out

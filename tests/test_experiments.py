@@ -103,6 +103,7 @@ def test_shipped_experiments_are_valid_and_as_specified():
     assert set(shipped()) >= {"synth-low", "synth-medium", "synth-high"}
 
 
+@pytest.mark.pictures
 def test_the_output_keeps_its_contract(small, tmp_path, capsys):
     out = tmp_path / "out"
     assert run(small, "--out", out) == 0

@@ -262,6 +262,7 @@ def test_fresh_batches_are_drawn_anew():
         fa.LocalSGD(lr=1.0, epochs=1, fresh=True)
 
 
+@pytest.mark.pictures
 def test_a_run_with_full_batches_is_the_exact_error_and_its_history_has_theta_and_rho(tmp_path):
     command = ["run", "theory-quadratic", "--rounds", "30", "--seeds", "2", "--quiet", "--out", str(tmp_path / "a")]
     assert main([*command, "--set", "local.batch_size=40", "--set", "local.fresh=false"]) == 0
@@ -285,6 +286,8 @@ def test_a_run_with_full_batches_is_the_exact_error_and_its_history_has_theta_an
     assert theory["arms"]["e0"]["rho"] == 0
     thetas = [theory["arms"][arm]["theta"] for arm in ("e0", "e0.1", "e0.3", "e1", "einf")]
     assert thetas == sorted(thetas, reverse=True)
+    for name in ("theory.png", "theta.png", "rho.png"):
+        assert (tmp_path / "a" / name).stat().st_size > 10_000
 
 
 def test_clients_alone_have_no_theory(tmp_path):
