@@ -39,9 +39,6 @@ log = logging.getLogger("flwr")
 _POLL = 0.5  # seconds between looks for replies; more when they are long in coming
 
 
-_NOT_FINITE = "its trained weights are not finite"
-
-
 class BelowQuorumError(Exception):
     """Too little of the priority clients' weight answered."""
 
@@ -165,14 +162,14 @@ class GridDriver:
         answers = self._exchange(TRAIN, contents, "training")
         replies = {k: self._read(k, answer) for k, answer in answers.items()}
         self._refuse_giants(replies)
-        sent = [k for k, reply in replies.items() if isinstance(reply, Update)]
-        if not self._enough(sent):
-            silent = [k for k in contents if self.roster.priority[k] and k not in sent]
-            broken = [k for k in silent if getattr(replies[k], "reason", "") == _NOT_FINITE]
-            if not self._enough([*sent, *broken]):
-                names = [self.roster.names[k] for k in silent]
-                raise BelowQuorumError(f"no update from {', '.join([*names, *self.missing(contents)])}")
-            replies |= {k: Update(finite=False) for k in broken}  # nobody is missing: it is the model
+        broken = {k: reply for k, reply in replies.items() if isinstance(reply, Update) and not reply.finite}
+        if not self._enough(self._kept):
+            if not self._enough([*self._kept, *broken]):
+                silent = [self.roster.names[k] for k in contents if self.roster.priority[k] and k not in self._kept]
+                raise BelowQuorumError(f"no update from {', '.join([*silent, *self.missing(contents)])}")
+            # Nobody is missing: it is the model, which is for the protocol to see.
+            broken = {k: reply for k, reply in broken.items() if not self.roster.priority[k]}
+        replies |= {k: Rejected(reply.own, "its trained weights are not finite") for k, reply in broken.items()}
         return [replies[k] for _, k in request.jobs]
 
     def _enough(self, clients: Iterable[int]) -> bool:
@@ -197,7 +194,7 @@ class GridDriver:
         except FedalignError as error:
             return Rejected(own, str(error))
         if not torch.isfinite(model).all():
-            return Rejected(own, _NOT_FINITE)
+            return Update(own=own, finite=False)
         self._kept[k] = model
         return Update(own=own)
 
