@@ -20,7 +20,7 @@ test: setup lint  ## all tests
 	$(BIN)/pytest
 
 test-flower: setup  ## the tests of the federation over Flower, with real processes; also part of `make test`
-	$(BIN)/pytest tests/test_flower.py tests/test_flower_processes.py
+	$(BIN)/pytest tests/flower
 
 lint: setup
 	$(BIN)/ruff check .

@@ -24,15 +24,15 @@ from rules import SUMMARIES, grid, into_page
 
 import fedalign.simulation.api
 from fedalign.experiments.config import load
-from fedalign.messages import RoundDone
 from fedalign.paper.compact import read_all
-from fedalign.participation import Uniform
-from fedalign.roster import Roster
-from fedalign.rule import Broadcast, Candidate, Measure, Similarity
-from fedalign.rules import AutoAlign, _sizes
+from fedalign.protocol.messages import RoundDone
+from fedalign.protocol.roster import Roster
+from fedalign.rules.align import AutoAlign, _sizes
+from fedalign.rules.rule import Broadcast, Candidate, Measure, Similarity
 from fedalign.simulation.api import Simulation
-from fedalign.simulation.engine_batched import BatchedEngine
-from fedalign.simulation.jobs import EvalJob
+from fedalign.simulation.engine.batched import BatchedEngine
+from fedalign.simulation.engine.jobs import EvalJob
+from fedalign.training.participation import Uniform
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "docs" / "results" / "auto"

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 import fedalign as fa
-from fedalign import models
-from fedalign.simulation.engine_batched import BatchedEngine
-from fedalign.simulation.engine_reference import ReferenceEngine
-from fedalign.simulation.jobs import Data, TrainJob
+from fedalign.simulation.engine.batched import BatchedEngine
+from fedalign.simulation.engine.jobs import Data, TrainJob
+from fedalign.simulation.engine.reference import ReferenceEngine
+from fedalign.training import models
 
 CASES = {
     "logistic": (lambda: models.logistic(784, 10), (784,), 10, 1000, 0.1),

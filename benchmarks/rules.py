@@ -21,7 +21,7 @@ from typing import Any
 
 from fedalign.paper.compact import compact, read_all, save
 from fedalign.paper.verdicts import rounds_to_priority
-from fedalign.report.load import read_run
+from fedalign.report.read_runs import read_run
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARIES, PAGE = ROOT / "docs" / "results" / "rules", ROOT / "docs" / "rules.md"
@@ -64,7 +64,17 @@ def fedalign_run(name: str, folder: Path, arms: Sequence[str], options: argparse
     """Run an experiment, or go on with it, unless it is done."""
     if (folder / "summary.json").is_file():
         return
-    command = [sys.executable, "-m", "fedalign.cli", "run", name, "--arms", ",".join(arms), "--out", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "fedalign",
+        "run",
+        name,
+        "--arms",
+        ",".join(arms),
+        "--out",
+        str(folder),
+    ]
     for flag in ("device", "rounds", "seeds"):
         if getattr(options, flag) is not None:
             command += [f"--{flag}", str(getattr(options, flag))]

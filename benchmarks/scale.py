@@ -15,7 +15,7 @@ import numpy as np
 
 def one(clients: int) -> None:
     import fedalign as fa
-    from fedalign import models
+    from fedalign.training import models
 
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (clients * 50, 784), dtype=np.uint8)

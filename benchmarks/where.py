@@ -13,9 +13,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import fedalign as fa
-from fedalign import models
-from fedalign.simulation.engine_batched import BatchedEngine
-from fedalign.simulation.jobs import Data, TrainJob
+from fedalign.simulation.engine.batched import BatchedEngine
+from fedalign.simulation.engine.jobs import Data, TrainJob
+from fedalign.training import models
 
 CASES = {  # hidden widths, classes, samples a client
     "logistic": ([], 10, 1000),

@@ -8,19 +8,19 @@
 True
 """
 
+from fedalign.data.federation import Client, Federation
+from fedalign.data.samples import Pool
 from fedalign.errors import DivergedError, FedalignError, FederationWarning
-from fedalign.federation import Client, Federation
-from fedalign.history import ClientRound, History, RoundRecord, Tried
-from fedalign.local import LocalSGD
-from fedalign.losses import cross_entropy, squared_error
-from fedalign.other_rules import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
-from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
-from fedalign.pool import Pool
-from fedalign.rule import Broadcast, Candidate, Measure, Rule, Similarity
-from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly
-from fedalign.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
-from fedalign.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from fedalign.protocol.records import ClientRound, History, RoundRecord, Tried
+from fedalign.rules.align import Align, AutoAlign, Everyone, PriorityOnly
+from fedalign.rules.literature import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
+from fedalign.rules.rule import Broadcast, Candidate, Measure, Rule, Similarity
 from fedalign.simulation.api import Alone, RunSpec, SimulationResult, simulate, simulate_many
+from fedalign.training.local import LocalSGD
+from fedalign.training.losses import cross_entropy, squared_error
+from fedalign.training.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
+from fedalign.training.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
+from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 
 __version__ = "0.1.0"
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
-from fedalign.federation import Federation
 
 Array = npt.NDArray[np.float64]
 

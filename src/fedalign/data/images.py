@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
+from fedalign.data.federation import Federation
 from fedalign.data.partition import (
     Labels,
     Rows,
@@ -22,10 +23,9 @@ from fedalign.data.partition import (
     shards,
     with_same_mix,
 )
+from fedalign.data.samples import Pool
 from fedalign.data.sources import SOURCES, Source, Splits, check_splits, data_folder, read_idx_folder
 from fedalign.errors import FedalignError, FederationWarning
-from fedalign.federation import Federation
-from fedalign.pool import Pool
 
 
 @dataclass(frozen=True)

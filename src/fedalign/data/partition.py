@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedalign.errors import FedalignError
-from fedalign.randomness import Purpose, generator, permutation
+from fedalign.training.randomness import Purpose, generator, permutation
 
 Rows = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.integer]

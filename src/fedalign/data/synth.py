@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
-from fedalign.federation import Federation
-from fedalign.randomness import Purpose, generator
+from fedalign.training.randomness import Purpose, generator
 
 Samples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 Parts = tuple[Samples, Samples, Samples]  # training, held-out, test

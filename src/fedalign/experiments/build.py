@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fedalign.errors import FedalignError, nearest
-from fedalign.schedules import Schedule
+from fedalign.training.schedules import Schedule
 
 T = TypeVar("T")
 _NAMES = {

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from fedalign import models
 from fedalign.data.convex import Multinomial, Quadratic
+from fedalign.data.federation import Federation
 from fedalign.data.images import Cifar10, Emnist, FashionMnist, Idx, ImageData
 from fedalign.data.synth import Synth
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.build import check, check_type, construct, resolve
-from fedalign.federation import Federation
-from fedalign.local import LocalSGD
-from fedalign.losses import PerSampleLoss, cross_entropy, squared_error
-from fedalign.other_rules import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
-from fedalign.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
-from fedalign.rule import Rule
-from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly
-from fedalign.schedules import Schedule, Theory
-from fedalign.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from fedalign.rules.align import Align, AutoAlign, Everyone, PriorityOnly
+from fedalign.rules.literature import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
+from fedalign.rules.rule import Rule
 from fedalign.simulation.api import Alone, RunSpec
 from fedalign.simulation.driver import Watch
+from fedalign.training import models
+from fedalign.training.local import LocalSGD
+from fedalign.training.losses import PerSampleLoss, cross_entropy, squared_error
+from fedalign.training.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
+from fedalign.training.schedules import Schedule, Theory
+from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 
 if TYPE_CHECKING:
     from fedalign.theory.setting import TheoryWatch
@@ -158,7 +158,7 @@ class ArmSettings:
 def shipped() -> dict[str, str]:
     """List the package's experiments with their descriptions."""
     found = {}
-    for entry in sorted(resources.files("fedalign.experiments").iterdir(), key=lambda e: e.name):
+    for entry in sorted((resources.files("fedalign.experiments") / "toml").iterdir(), key=lambda e: e.name):
         if entry.name.endswith(".toml"):
             table = tomllib.loads(entry.read_text(encoding="utf-8"))
             found[table["name"]] = table["description"]
@@ -291,7 +291,7 @@ def _read(name: str) -> dict[str, Any]:
     known = shipped()
     if name not in known:
         raise FedalignError(f"unknown experiment {name!r}; {nearest(name, known)}")
-    text = resources.files("fedalign.experiments").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    text = (resources.files("fedalign.experiments") / "toml").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 

@@ -19,10 +19,10 @@ from fedalign.errors import FedalignError
 from fedalign.experiments.config import Experiment, load
 from fedalign.experiments.store import Checkpoint, Mark, RunStore, write_atomically
 from fedalign.experiments.summary import incentive, summarise
-from fedalign.history import History, RoundRecord
-from fedalign.messages import RoundDone
+from fedalign.protocol.messages import RoundDone
+from fedalign.protocol.records import History, RoundRecord
 from fedalign.simulation.api import Alone, RunSpec, Simulation, SimulationResult, resolve_device, state_of
-from fedalign.simulation.on_ray import RaySimulation
+from fedalign.simulation.ray_workers import RaySimulation
 
 _BYTES_A_ROUND = 64 << 20  # of checkpoints, on average
 
@@ -152,7 +152,7 @@ def execute(
         "arms": summarise(histories, diverged, {arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)}),
     }
     if experiment.settings["theory"]:
-        from fedalign.theory.summary import summarise as theory_of
+        from fedalign.theory.comparison import summarise as theory_of
 
         summary["theory"] = theory_of(experiment.settings, prepared.runs, histories, experiment.model)
     alone = next((arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)), None)

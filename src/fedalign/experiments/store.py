@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedalign.errors import DivergedError, FedalignError
-from fedalign.history import History, RoundRecord
+from fedalign.protocol.records import History, RoundRecord
 
 
 @dataclass(frozen=True)

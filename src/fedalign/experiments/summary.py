@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from fedalign.history import History, mean_or_none
+from fedalign.protocol.records import History, mean_or_none
 
 
 def summarise(

@@ -15,7 +15,7 @@ from fedalign.flower.node import Node
 from fedalign.flower.policy import Policy
 from fedalign.flower.settings import Settings
 from fedalign.flower.wire import get_broadcast, get_model, get_models, put_measures, put_model
-from fedalign.rule import Split
+from fedalign.rules.rule import Split
 
 app = ClientApp()
 

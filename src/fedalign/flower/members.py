@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedalign.flower.roster import Entry
-from fedalign.participation import Participation, Presence
-from fedalign.roster import Roster
+from fedalign.flower.roster_file import Entry
+from fedalign.protocol.roster import Roster
+from fedalign.training.participation import Participation, Presence
 
 
 @dataclass(frozen=True)

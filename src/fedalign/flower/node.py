@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
+from fedalign.data.federation import Federation
+from fedalign.data.samples import Arrays
 from fedalign.errors import FedalignError, FederationWarning
-from fedalign.federation import Federation
 from fedalign.flower.settings import Settings, function
-from fedalign.losses import cross_entropy
-from fedalign.pool import Arrays
-from fedalign.rule import Measure, Split
+from fedalign.rules.rule import Measure, Split
 from fedalign.simulation.api import initial_module, resolve_device
-from fedalign.simulation.checks import check_model, check_repeatable
-from fedalign.simulation.engine_batched import BatchedEngine
-from fedalign.simulation.jobs import Data, EvalJob, TrainJob
+from fedalign.simulation.engine.batched import BatchedEngine
+from fedalign.simulation.engine.jobs import Data, EvalJob, TrainJob
+from fedalign.simulation.model_checks import check_model, check_repeatable
+from fedalign.training.losses import cross_entropy
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalign.errors import FedalignError
-from fedalign.rule import Broadcast, Measure, Rule
+from fedalign.rules.rule import Broadcast, Measure, Rule
 
 _DAY = 86_400
 

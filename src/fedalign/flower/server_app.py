@@ -15,16 +15,16 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.experiments.store import RunStore, write_atomically
-from fedalign.flower.grid_driver import BelowQuorumError, GridDriver
+from fedalign.flower.grid import BelowQuorumError, GridDriver
 from fedalign.flower.members import Online
-from fedalign.flower.roster import RosterFile
+from fedalign.flower.roster_file import RosterFile
 from fedalign.flower.settings import Settings, function
-from fedalign.history import RoundRecord
-from fedalign.messages import RoundDone
-from fedalign.plan import Plan, warmup_rounds
-from fedalign.protocol import federated
+from fedalign.protocol.federated import federated
+from fedalign.protocol.messages import RoundDone
+from fedalign.protocol.plan import Plan, warmup_rounds
+from fedalign.protocol.records import RoundRecord
 from fedalign.simulation.api import initial_module, state_of
-from fedalign.simulation.layout import Layout
+from fedalign.simulation.engine.layout import Layout
 
 app = ServerApp()
 log = logging.getLogger("flwr")  # what Flower shows with `flwr log` and `flwr run --stream`

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.build import check_type, settings_of
-from fedalign.local import LocalSGD
-from fedalign.rule import Rule
-from fedalign.rules import Align, AutoAlign, Everyone, PriorityOnly
+from fedalign.rules.align import Align, AutoAlign, Everyone, PriorityOnly
+from fedalign.rules.rule import Rule
+from fedalign.training.local import LocalSGD
 
 RULES: dict[str, str] = {
     "priority": "FedAvg on the priority clients",

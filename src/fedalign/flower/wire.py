@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedalign.errors import FedalignError
-from fedalign.rule import Broadcast, Measure
+from fedalign.rules.rule import Broadcast, Measure
 
 HELLO, MEASURE, TRAIN = "query.hello", "evaluate", "train"
 

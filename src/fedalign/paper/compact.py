@@ -11,8 +11,8 @@ from typing import Any
 from fedalign import __version__
 from fedalign.errors import FedalignError
 from fedalign.experiments.store import write_atomically
-from fedalign.history import History, mean_or_none
-from fedalign.report.load import RunFolder
+from fedalign.protocol.records import History, mean_or_none
+from fedalign.report.read_runs import RunFolder
 
 _SMOOTH = 5  # rounds: a single lucky round doesn't count as having reached an accuracy
 

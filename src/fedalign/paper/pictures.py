@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedalign.paper.figures import Figure as PaperFigure
-from fedalign.plan import warmup_rounds
+from fedalign.protocol.plan import warmup_rounds
 from fedalign.report.plots import colour, panels
 
 if TYPE_CHECKING:

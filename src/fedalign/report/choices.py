@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedalign.history import History, RoundRecord
+from fedalign.protocol.records import History, RoundRecord
 from fedalign.report.plots import figure_of
 
 if TYPE_CHECKING:

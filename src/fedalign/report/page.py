@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedalign.errors import FedalignError
-from fedalign.plan import warmup_rounds
-from fedalign.report import choices, plots, theory
-from fedalign.report.load import RunFolder
+from fedalign.protocol.plan import warmup_rounds
+from fedalign.report import choices, plots
+from fedalign.report import theory_plots as theory
+from fedalign.report.read_runs import RunFolder
 from fedalign.report.table import HEADINGS, INCENTIVE, NOTE, incentive_rows, rows
 
 _CSS = """

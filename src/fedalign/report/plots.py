@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedalign.history import History, RoundRecord
+from fedalign.protocol.records import History, RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedalign.federation import Federation
+    from fedalign.data.federation import Federation
 
 # Okabe and Ito's palette: distinguishable with any colour vision, and in print.
 _COLOURS = {

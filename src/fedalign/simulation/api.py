@@ -13,27 +13,27 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fedalign.data.federation import Federation
 from fedalign.errors import DivergedError, FedalignError, nearest
-from fedalign.federation import Federation
-from fedalign.history import History, RoundRecord
-from fedalign.local import LocalSGD
-from fedalign.losses import PerSampleLoss, cross_entropy
-from fedalign.messages import RoundDone
-from fedalign.other_rules import LossWeighted
-from fedalign.participation import Full, Participation
-from fedalign.plan import Plan, warmup_rounds
-from fedalign.protocol import alone, federated
-from fedalign.randomness import Purpose, hashed
-from fedalign.rule import Measure, Rule, Split
-from fedalign.rules import Align, AutoAlign, PriorityOnly
-from fedalign.server import Partial, ServerOptimizer
-from fedalign.simulation.checks import check_model, check_repeatable
-from fedalign.simulation.controls import Controls
+from fedalign.protocol.federated import alone, federated
+from fedalign.protocol.messages import RoundDone
+from fedalign.protocol.plan import Plan, warmup_rounds
+from fedalign.protocol.records import History, RoundRecord
+from fedalign.rules.align import Align, AutoAlign, PriorityOnly
+from fedalign.rules.literature import LossWeighted
+from fedalign.rules.rule import Measure, Rule, Split
 from fedalign.simulation.driver import Driver, Event, LiveRun, Watch
-from fedalign.simulation.engine_batched import BatchedEngine
-from fedalign.simulation.engine_reference import ReferenceEngine
-from fedalign.simulation.jobs import Data, Engine, EvalJob
-from fedalign.simulation.layout import Layout
+from fedalign.simulation.engine.batched import BatchedEngine
+from fedalign.simulation.engine.jobs import Data, Engine, EvalJob
+from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.engine.reference import ReferenceEngine
+from fedalign.simulation.model_checks import check_model, check_repeatable
+from fedalign.simulation.scaffold import Controls
+from fedalign.training.local import LocalSGD
+from fedalign.training.losses import PerSampleLoss, cross_entropy
+from fedalign.training.participation import Full, Participation
+from fedalign.training.randomness import Purpose, hashed
+from fedalign.training.server import Partial, ServerOptimizer
 
 ModelFactory = Callable[[], nn.Module]
 EngineName = Literal["batched", "reference"]

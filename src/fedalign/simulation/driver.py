@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 
+from fedalign.data.federation import Federation
 from fedalign.errors import DivergedError, FedalignError
-from fedalign.federation import Federation
-from fedalign.history import RoundRecord
-from fedalign.local import LocalSGD
-from fedalign.messages import (
+from fedalign.protocol.messages import (
     Combine,
     Combined,
     Compare,
@@ -28,9 +26,11 @@ from fedalign.messages import (
     Train,
     Update,
 )
-from fedalign.rule import Measure, Similarity
-from fedalign.simulation.controls import Controls
-from fedalign.simulation.jobs import Engine, EvalJob, Trained, TrainJob
+from fedalign.protocol.records import RoundRecord
+from fedalign.rules.rule import Measure, Similarity
+from fedalign.simulation.engine.jobs import Engine, EvalJob, Trained, TrainJob
+from fedalign.simulation.scaffold import Controls
+from fedalign.training.local import LocalSGD
 
 #: Looks at a finished round, and the record before, and gives the record with what it has to add.
 Watch = Callable[[RoundDone, RoundRecord | None], RoundRecord]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedalign.history import History, RoundRecord
+from fedalign.protocol.records import History, RoundRecord
 from fedalign.theory.constants import Constants
 from fedalign.theory.problem import Array
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
-from fedalign.federation import Federation
-from fedalign.history import RoundRecord
-from fedalign.local import LocalSGD
-from fedalign.messages import RoundDone
-from fedalign.rule import Rule
-from fedalign.rules import Align, Everyone, PriorityOnly
-from fedalign.schedules import InverseTime
+from fedalign.protocol.messages import RoundDone
+from fedalign.protocol.records import RoundRecord
+from fedalign.rules.align import Align, Everyone, PriorityOnly
+from fedalign.rules.rule import Rule
 from fedalign.simulation.api import Alone
 from fedalign.theory.bounds import bias_of
 from fedalign.theory.constants import Constants, constants
 from fedalign.theory.problem import Array, LeastSquares, Objective, Problem, Softmax
+from fedalign.training.local import LocalSGD
+from fedalign.training.schedules import InverseTime
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""``fedalign data``: get data sets, check them, see who holds what."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from fedalign.cli.options import BAD_INPUT, setting
+from fedalign.cli.speech import errors, notes_said
+from fedalign.errors import FedalignError, nearest
+
+if TYPE_CHECKING:
+    from fedalign.cli.options import Subcommands
+
+
+def add(commands: Subcommands) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("data", help="data sets: get them, check them, see who holds what")
+    command.add_argument("action", choices=("get", "check", "show"))
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="data sets (default: all); with show, experiments or .toml files"
+    )
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="with show: whose partition (default: 0)")
+    command.add_argument(
+        "--out", type=Path, default=Path(), metavar="DIR", help="with show: where to write (default: here)"
+    )
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with show: any setting")
+    command.set_defaults(command=_data)
+
+
+def _data(options: argparse.Namespace) -> int:
+    from fedalign.data.catalogue import DATASETS
+
+    console = Console(highlight=False)
+    if options.action == "show":
+        return _show(options, console)
+    for name in options.names:
+        if name not in DATASETS:
+            raise FedalignError(f"unknown data set {name!r}; {nearest(name, DATASETS)}")
+    bad = 0
+    for name in options.names or DATASETS:
+        if options.action == "get":
+            files = DATASETS[name].get(console)
+            got = f"got {', '.join(str(path) for path in files)}" if files else DATASETS[name].describe()
+            console.print(f"{name}: {escape(got)}", soft_wrap=True)
+            continue
+        try:
+            console.print(f"{name}: {escape(DATASETS[name].check())}", soft_wrap=True)
+        except FedalignError as error:
+            if not options.names and not DATASETS[name].at_hand():
+                console.print(f"{name}: {escape(DATASETS[name].describe())}", soft_wrap=True)
+                continue
+            bad += 1
+            errors().print(f"[bold red]{name}:[/] {escape(str(error))}")
+    return BAD_INPUT if bad else 0
+
+
+def _show(options: argparse.Namespace, console: Console) -> int:
+    from fedalign.experiments.config import load
+    from fedalign.report import plots
+
+    if not options.names:
+        raise FedalignError("name an experiment to show: fedalign data show fmnist")
+    overrides = dict(setting(pair) for pair in options.set)
+    for name in options.names:
+        experiment = load(name, overrides)
+        with notes_said():
+            federation = experiment.federation(options.seed)
+        figure = plots.holdings(federation, f"{experiment.name}, seed {options.seed}: who holds what")
+        options.out.mkdir(parents=True, exist_ok=True)
+        console.print(f"{escape(experiment.name)}: {escape(repr(federation))}")
+        for path in plots.save(figure, options.out / f"{experiment.name}-seed-{options.seed}"):
+            console.print(f"  {escape(str(path))}", soft_wrap=True)
+    return 0

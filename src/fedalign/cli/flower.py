@@ -1,0 +1,81 @@
+"""``fedalign flower``: create a Flower app, keep its roster, run a node."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedalign.cli.options import Parser
+
+if TYPE_CHECKING:
+    from fedalign.cli.options import Subcommands
+
+
+def add(commands: Subcommands) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("flower", help="a real federation: create a Flower app, keep its roster, run a node")
+    actions = command.add_subparsers(required=True, metavar="ACTION", parser_class=Parser)
+    action = actions.add_parser("new", help="create a Flower app with a working example")
+    action.add_argument("folder", type=Path, metavar="DIR")
+    action.set_defaults(command=_flower_new)
+    # Nothing here is an option of ours, `--help` neither: all words are flower-supernode's.
+    action = actions.add_parser(
+        "node", help="flower-supernode, with a quick start for every message", prefix_chars="\0"
+    )
+    action.add_argument("arguments", nargs="*", metavar="…")
+    action.set_defaults(command=_flower_node)
+    roster = actions.add_parser("roster", help="who is who, by their keys")
+    steps = roster.add_subparsers(required=True, metavar="add|show", parser_class=Parser)
+    for name, what in (("add", "add a client, or change it"), ("show", "list the clients")):
+        step = steps.add_parser(name, help=what)
+        if name == "add":
+            step.add_argument("key", type=Path, metavar="KEY.pub", help="the node's public key")
+            step.add_argument("--name", help="the client's name (default: the key file's)")
+            step.add_argument("--priority", action="store_true", help="a priority client")
+            step.add_argument("--samples", type=int, metavar="N", help="count at most so many of its samples")
+        step.add_argument(
+            "--roster", type=Path, default=Path("roster.toml"), metavar="FILE", help="default: roster.toml"
+        )
+        step.set_defaults(command=_flower_roster, add=name == "add")
+
+
+def _flower_new(options: argparse.Namespace) -> int:
+    from fedalign.flower.new_app import create
+
+    console = Console(highlight=False)
+    for path in create(options.folder):
+        console.print(f"  {escape(str(path))}", soft_wrap=True)
+    console.print(f"Next: change the functions in {escape(str(options.folder))}'s task.py, then see docs/deploy.md.")
+    return 0
+
+
+def _flower_node(options: argparse.Namespace) -> int:
+    from fedalign.flower.warm import node
+
+    node(options.arguments)
+
+
+def _flower_roster(options: argparse.Namespace) -> int:
+    from fedalign.flower.roster_file import Entry, RosterFile, fingerprint
+
+    console = Console(highlight=False)
+    path: Path = options.roster
+    roster = RosterFile.read(path) if path.exists() or not options.add else RosterFile(())
+    if options.add:
+        key = fingerprint(options.key.read_bytes())
+        roster = roster.adding(Entry(key, options.name or options.key.stem, options.priority, options.samples))
+        roster.write(path)
+    table = Table(box=None, padding=(0, 2))
+    for heading in ("name", "role", "samples", "key (SHA-256)"):
+        table.add_column(heading)
+    for entry in roster.entries:
+        cap = "" if entry.samples is None else f"at most {entry.samples}"
+        table.add_row(escape(entry.name), "priority" if entry.priority else "free", cap, f"{entry.key[:16]}…")
+    console.print(table)
+    console.print(f"other keys: {'free clients' if roster.unknown == 'free' else 'refused'}; {escape(str(path))}")
+    return 0

@@ -1,0 +1,67 @@
+"""Live progress of an experiment: one bar for the rounds, and a line per arm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from fedalign.protocol.records import RoundRecord, mean_or_none
+
+
+class ExperimentProgress:
+    """Shows rounds done, time left and, for each arm, the last round's means over seeds."""
+
+    def __init__(self, console: Console, arms: Sequence[str], rounds: int, start: int) -> None:
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("rounds", total=rounds, completed=start)
+        self._latest: dict[str, dict[int, RoundRecord]] = {arm: {} for arm in arms}
+        self._live = Live(self._picture(), console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> ExperimentProgress:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def update(self, arm: str, seed: int, record: RoundRecord) -> None:
+        """Hear of a finished round."""
+        self._latest[arm][seed] = record
+        behind = min(r.round for records in self._latest.values() for r in records.values())
+        self._bar.update(self._task, completed=behind + 1)
+        self._live.update(self._picture())
+
+    def _picture(self) -> Group:
+        table = Table(box=None, padding=(0, 2))
+        for heading in ("arm", "test accuracy", "F(w)", "admitted"):
+            table.add_column(heading, justify="left" if heading == "arm" else "right")
+        for arm, records in self._latest.items():
+            accuracy = mean_or_none(r.test_accuracy for r in records.values())
+            loss = mean_or_none(r.global_loss for r in records.values())
+            admitted = mean_or_none(float(r.admitted) for r in records.values())
+            table.add_row(
+                arm,
+                "–" if accuracy is None else f"{100 * accuracy:.1f} %",
+                "–" if loss is None else f"{loss:.3f}",
+                "–" if admitted is None else f"{admitted:.1f}",
+            )
+        return Group(self._bar, table)

@@ -1,0 +1,99 @@
+"""``fedalign run``: an experiment with its progress, its table and its report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from fedalign.cli.options import DIVERGED, add_run_options, overrides_of
+from fedalign.cli.speech import errors, notes_said
+from fedalign.errors import FedalignError
+
+if TYPE_CHECKING:
+    from fedalign.cli.options import Subcommands
+    from fedalign.experiments.config import Experiment
+    from fedalign.experiments.runner import Outcome
+
+
+def add(commands: Subcommands) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("run", help="run an experiment")
+    command.add_argument("experiment", metavar="NAME|FILE.toml", help="an experiment's name, or a file of your own")
+    command.add_argument("--arms", metavar="A,B", help="which arms to compare")
+    add_run_options(command)
+    command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/NAME)")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting, as local.lr=0.05; repeatable",
+    )
+    command.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    command.set_defaults(command=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fedalign.experiments.config import load
+    from fedalign.experiments.runner import free_folder, latest_folder
+    from fedalign.report import theory_plots as theory
+    from fedalign.report.page import write_report
+    from fedalign.report.read_runs import read_run
+    from fedalign.report.table import incentive_table, terminal_table
+
+    if options.workers is not None and options.on != "ray":
+        raise FedalignError("--workers goes with --on ray")
+    console = Console(quiet=options.quiet, highlight=False)
+    experiment = load(options.experiment, overrides_of(options))
+    folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
+    outcome = simulate(experiment, folder, console, options, resume=options.resume)
+    console.print(terminal_table(outcome.summary))
+    if (gains := incentive_table(outcome.summary)) is not None:
+        console.print(gains)
+    if "theory" in outcome.summary:
+        console.print(theory.table(outcome.summary["theory"]))
+    report = write_report([read_run(folder)], folder)
+    for path in [folder / "summary.json", report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
+        console.print(f"  {escape(str(path))}", soft_wrap=True)
+    if options.quiet:
+        sys.stdout.write(f"{folder}\n")
+    return DIVERGED if outcome.diverged else 0
+
+
+def simulate(
+    experiment: Experiment, folder: Path, console: Console, options: argparse.Namespace, *, resume: bool
+) -> Outcome:
+    """Check an experiment, say what is about to happen, run it with progress, and say which runs diverged."""
+    from fedalign.cli.progress import ExperimentProgress
+    from fedalign.experiments.runner import execute, prepare
+
+    with notes_said() as notes:
+        prepared = prepare(
+            experiment, folder, resume=resume, device=experiment.device, on=options.on, workers=options.workers
+        )
+        notes += prepared.notes
+    console.print(
+        f"[bold]{escape(experiment.name)}[/]: {len(experiment.arms)} arms × {len(experiment.seeds)} seeds, "
+        f"{experiment.rounds} rounds, on {prepared.device}; output in {escape(str(folder))}"
+    )
+    if resume:
+        console.print(
+            f"going on from round {prepared.start} of {experiment.rounds}; "
+            f"{len(prepared.live)} of {len(prepared.runs)} runs to do"
+        )
+    with contextlib.ExitStack() as stack:
+        show = None
+        if not options.quiet:
+            progress = ExperimentProgress(console, experiment.arms, experiment.rounds, prepared.start)
+            show = stack.enter_context(progress).update
+        outcome = execute(prepared, show) if show else execute(prepared)
+    for arm, failed in outcome.diverged.items():
+        for seed, message in failed.items():
+            errors().print(f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}")
+    return outcome

@@ -1,0 +1,47 @@
+"""What a run is to do: everything that its decisions depend on."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+
+from fedalign.errors import FedalignError
+from fedalign.protocol.roster import Roster
+from fedalign.rules.rule import Rule, Split
+from fedalign.training.participation import Full, Participation
+from fedalign.training.server import ServerOptimizer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run's decisions depend on."""
+
+    roster: Roster
+    rule: Rule
+    rounds: int
+    warmup: int = 0  #: the first so many rounds are for priority clients only
+    participation: Participation = Full()
+    seed: int = 0
+    match_on: Split = "heldout"  #: the data that F and F_k are measured on
+    judge_on: Split = "heldout"  #: the data that the priority clients choose by
+    has_test: bool = True
+    measure_training: bool = True  #: also measure every aggregate on the priority clients' training data
+    server: ServerOptimizer | None = None  #: None: take the mean, as FedAvg does
+    work: tuple[int, ...] = ()  #: the samples, passes included, that each client trains on in a round; for the record
+
+
+def warmup_rounds(warmup: float, rounds: int) -> int:
+    """Read a warm-up given as a fraction of the rounds (a float up to 1.0) or as a number of rounds.
+
+    >>> warmup_rounds(0.1, 200), warmup_rounds(5, 200)
+    (20, 5)
+    """
+    number = isinstance(warmup, numbers.Real) and not isinstance(warmup, bool)
+    if not number or not 0 <= warmup < math.inf:
+        raise FedalignError(f"warmup must be a fraction of the rounds or a number of rounds, not {warmup!r}")
+    if not isinstance(warmup, numbers.Integral) and warmup <= 1:
+        return math.floor(warmup * rounds + 0.5)
+    if warmup != int(warmup) or warmup > rounds:
+        raise FedalignError(f"warmup must be a fraction up to 1.0 or 0 to {rounds} whole rounds, not {warmup}")
+    return int(warmup)

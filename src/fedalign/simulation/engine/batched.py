@@ -1,0 +1,255 @@
+"""The fast engine: the clients of all runs, stacked in chunks that fit the cache (or the GPU)."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedalign.errors import FedalignError, FederationWarning
+from fedalign.rules.rule import Measure
+from fedalign.simulation.engine.functional import FunctionalStepper
+from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
+from fedalign.simulation.engine.layered import LayeredStepper, chain
+from fedalign.simulation.engine.layout import Layout
+from fedalign.training.local import LocalSGD
+from fedalign.training.losses import PerSampleLoss, hits
+
+# What one chunk may touch in a step, on a GPU; on a CPU it is a share of the last cache level.
+_GPU_BYTES = 2 << 30
+_CACHE_SHARE = 3 / 8
+_EVAL_BYTES = 16 << 20  # of inputs and what is made of them, on a CPU
+_ALIGNED = 16  # samples; with four bytes a number, a whole number of cache lines
+_LAYERS = 40  # what the patches and activations of a convolutional model hold, in inputs
+Done = tuple[torch.Tensor, torch.Tensor]  # stacked models, and whether each is finite
+
+
+class Stepper(Protocol):
+    """Trains and evaluates a stack of clients."""
+
+    def forward(self, models: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Compute outputs of stacked models on stacked samples."""
+        ...
+
+    def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
+        """Do every job's local work; give the stacked results."""
+        ...
+
+
+class BatchedEngine:
+    """Trains clients side by side. ``chunk`` fixes how many (default: chosen from the model's and the batch's size)."""
+
+    def __init__(
+        self,
+        template: nn.Module,
+        loss: PerSampleLoss,
+        data: Data,
+        chunk: int | None = None,
+        *,
+        accuracy: bool = True,
+    ) -> None:
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+            raise FedalignError(f"chunk must be a whole number of at least 1, not {chunk!r}")
+        self._accuracy = accuracy
+        self.device = data.device
+        self.layout = Layout(template)
+        self._loss, self._data, self._chunk = loss, data, chunk
+        layers = chain(template, flat_samples=data.x.dim() == 2)
+        self._stepper: Stepper
+        if layers is not None:
+            self._stepper = LayeredStepper(layers, self.layout, loss, data)
+            self._one_by_one = False
+        else:
+            functional = FunctionalStepper(template, self.layout, loss, data)
+            self._stepper = functional
+            self._one_by_one = self._prefers_one_by_one(template, functional)
+
+    def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
+        """Measure. Jobs that share a model become one product; models with alike sample counts are stacked."""
+        order: list[int] = []
+        # One place for all sums: small results that outlive the large ones beside them would leave holes in memory.
+        losses = torch.zeros(len(jobs), dtype=torch.float64, device=self.device)
+        right = torch.zeros_like(losses)
+        with torch.no_grad():
+            for group in self._eval_groups(jobs):
+                begin = len(order)
+                order += [j for members in group for j in members]
+                outputs, y, lengths = self._eval_group(jobs, group)
+                here = slice(begin, len(order))
+                losses[here] = torch.segment_reduce(self._loss(outputs, y).double(), "sum", lengths=lengths)
+                if self._accuracy:
+                    right[here] = torch.segment_reduce(hits(outputs, y), "sum", lengths=lengths)
+        measures: dict[int, Measure] = {}
+        for j, loss, hit in zip(order, losses.tolist(), right.tolist(), strict=True):
+            n = len(jobs[j].rows)
+            measures[j] = Measure(loss / n, hit / n if self._accuracy else None, n)
+        return [measures[j] for j in range(len(jobs))]
+
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
+        """Train. Jobs with the same local work and width are sorted by their number of steps and cut into chunks."""
+        kinds: list[LocalSGD] = []
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for j, job in enumerate(jobs):
+            kind = next((i for i, local in enumerate(kinds) if local is job.local or local == job.local), len(kinds))
+            if kind == len(kinds):
+                kinds.append(job.local)
+            groups.setdefault((-job.width, kind, job.round, job.rounds), []).append(j)
+        # By width, so that the order of one run's clients doesn't depend on the other runs.
+        chunks = [chunk for _, members in sorted(groups.items()) for chunk in self._chunks(jobs, members)]
+
+        def work(chunk: list[int]) -> Done:
+            mine = [jobs[j] for j in chunk]
+            with torch.no_grad():
+                models = self._stepper.train(_stack([job.model for job in mine]), mine)
+                return models, torch.isfinite(models).all(1)
+
+        threads = torch.get_num_threads()
+        in_threads = self._one_by_one and self.device.type == "cpu" and threads > 1 and len(chunks) > 1
+        done = _in_threads(work, chunks, threads) if in_threads else map(work, chunks)
+        for chunk, (models, finite) in zip(chunks, done, strict=True):
+            for place, j in enumerate(chunk):
+                yield Trained(j, models[place], finite[place])
+
+    def _chunks(self, jobs: Sequence[TrainJob], members: Sequence[int]) -> Iterator[list[int]]:
+        by_steps = sorted(members, key=lambda j: -jobs[j].steps)
+        size = self._chunk or self._chunk_size([jobs[j] for j in by_steps])
+        if self._chunk is None and size > 1:
+            # Even chunks, and in each the same number of clients for every thread.
+            threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+            even = -(-len(by_steps) // -(-len(by_steps) // size))
+            size = -(-even // threads) * threads
+        for start in range(0, len(by_steps), size):
+            yield by_steps[start : start + size]
+
+    def _chunk_size(self, jobs: Sequence[TrainJob]) -> int:
+        if self._one_by_one:
+            return 1
+        layers = 2 if isinstance(self._stepper, LayeredStepper) else _LAYERS
+        touched = 4 * (self.layout.size + layers * jobs[0].width * self._data.features)
+        if self.device.type == "cuda":
+            return max(1, _GPU_BYTES // touched)
+        return max(1, int(_CACHE_SHARE * last_level_cache()) // touched)
+
+    def _rows_at_once(self) -> int:
+        """How many samples are evaluated in one go."""
+        layers = 1 if isinstance(self._stepper, LayeredStepper) else _LAYERS / 4  # inputs, and what is made of them
+        allowed = _EVAL_BYTES if self.device.type == "cpu" else _GPU_BYTES
+        return max(1, int(allowed // (4 * self._data.features * layers)))
+
+    def _eval_groups(self, jobs: Sequence[EvalJob]) -> Iterator[list[list[int]]]:
+        """Put jobs of one model together, then stack models with alike sample counts, within the memory allowed.
+
+        On a CPU alike is equal, up to the padding that every model gets: a product of another shape may round
+        otherwise, and a model's measures must not depend on what else is measured.
+        """
+        by_model: dict[int, list[int]] = {}
+        for j, job in enumerate(jobs):
+            by_model.setdefault(id(job.model), []).append(j)
+        sized = [(self._padded(sum(len(jobs[j].rows) for j in m)), m) for m in by_model.values()]
+        sized.sort(key=lambda s: -s[0])
+        limit = self._rows_at_once()
+        group: list[list[int]] = []
+        widest = 0
+        for rows, members in sized:
+            least = widest if self.device.type == "cpu" else widest // 2
+            full = (len(group) + 1) * widest > limit or rows < least or self._one_by_one
+            if group and full:
+                yield group
+                group = []
+            widest = widest if group else rows
+            group.append(members)
+        if group:
+            yield group
+
+    def _eval_group(
+        self, jobs: Sequence[EvalJob], group: Sequence[Sequence[int]]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute one group's outputs, its labels, and how many rows each of its jobs has."""
+        per_model = [np.concatenate([self._data.rows(jobs[j].pool, jobs[j].rows) for j in m]) for m in group]
+        lengths = torch.tensor([len(jobs[j].rows) for m in group for j in m], device=self.device)
+        models = torch.stack([jobs[m[0]].model for m in group])
+        limit = self._rows_at_once()
+        widest = self._padded(max(len(rows) for rows in per_model))
+        lonely = len(group) == 1 and self.device.type == "cpu" and not self._one_by_one and widest <= limit
+        if len(group) == 1 and not lonely:
+            rows = torch.from_numpy(per_model[0]).to(self.device)
+            parts = [self._forward_rows(models, part) for part in torch.split(rows, limit)]
+            return torch.cat([outputs for outputs, _ in parts]), torch.cat([y for _, y in parts]), lengths
+        if lonely:
+            # One matrix is multiplied by several threads, which rounds otherwise than one thread for each of several
+            # matrices: nobody is alone, so that measures depend neither on neighbours nor on the number of threads.
+            models, per_model = models.expand(2, -1), [per_model[0], per_model[0][:0]]
+        padded = np.zeros((len(per_model), widest), np.int64)
+        real = np.zeros((len(per_model), widest), bool)
+        for i, mine in enumerate(per_model):
+            padded[i, : len(mine)], real[i, : len(mine)] = mine, True
+        x, y = self._data.batch(torch.from_numpy(padded).to(self.device))
+        outputs = self._stepper.forward(models, x)
+        if real.all():
+            return outputs.flatten(0, 1), y.flatten(0, 1), lengths
+        keep = torch.from_numpy(np.flatnonzero(real)).to(self.device)
+        return outputs.flatten(0, 1)[keep], y.flatten(0, 1)[keep], lengths
+
+    def _padded(self, rows: int) -> int:
+        """Round up, on a CPU, so that every model's samples begin at an address that its product likes."""
+        return -(-rows // _ALIGNED) * _ALIGNED if self.device.type == "cpu" and not self._one_by_one else rows
+
+    def _forward_rows(self, models: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = self._data.batch(rows)
+        return self._stepper.forward(models, x.unsqueeze(0))[0], y
+
+    def _prefers_one_by_one(self, template: nn.Module, stepper: FunctionalStepper) -> bool:
+        if self.device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in template.modules()):
+            return True
+        why = stepper.why_not_stacked(template)
+        if why is not None:
+            warnings.warn(
+                f"this model cannot be vectorised over clients ({why}); they are trained one by one",
+                FederationWarning,
+                stacklevel=5,
+            )
+        return why is not None
+
+
+def _stack(models: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack models to read from; clients of one run begin with the same one, which needs no copies."""
+    first = models[0]
+    return first.expand(len(models), -1) if all(model is first for model in models) else torch.stack(list(models))
+
+
+@functools.cache
+def last_level_cache() -> int:
+    """Give the size of this machine's last-level cache in bytes; 16 MiB where it can't be read."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        if text.endswith("K") and text[:-1].isdecimal():
+            sizes.append(int(text[:-1]) << 10)
+    return min(max(sizes, default=16 << 20), 128 << 20)
+
+
+def _in_threads(work: Callable[[list[int]], Done], chunks: Sequence[list[int]], threads: int) -> Iterator[Done]:
+    """Work on chunks in threads of one core each, which then don't compete for cores; give results in order.
+
+    Only a few chunks are under way at a time, so that few results wait for their turn.
+    """
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            under_way: deque[Future[Done]] = deque()
+            for chunk in chunks:
+                under_way.append(pool.submit(work, chunk))
+                if len(under_way) > 2 * threads:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,50 @@
+"""A chunk: clients that are trained side by side, the one with most steps first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedalign.simulation.engine.batches import batches_for
+from fedalign.simulation.engine.jobs import Data, TrainJob
+from fedalign.simulation.engine.sgd import Rate
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One local step of the clients that still have one: padded features and labels, and each sample's weight.
+
+    ``weights`` is None where no batch is padded: then every sample weighs ``1/width``.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    width: int
+    first: int  # how many of the first client's samples are real
+    weights: torch.Tensor | None
+    rate: Rate
+
+
+def steps(jobs: Sequence[TrainJob], data: Data) -> Iterator[Step]:
+    """Give the steps of jobs of one width, sorted by falling number of steps: a step has the first so many of them.
+
+    A step's features are gone when the next step is asked for.
+    """
+    batches = batches_for(jobs, data)
+    rows = batches.rows
+    equal_rates = bool((batches.rates == batches.rates[:1]).all())
+    rates = None if equal_rates else torch.from_numpy(batches.rates).to(data.device, data.dtype)
+    active = (batches.counts > 0).sum(0)
+    width = batches.rows.shape[2]
+    room = data.buffer(len(jobs) * width)
+    for s, n in enumerate(active.tolist()):
+        counts = batches.counts[:n, s]
+        weights = None
+        if int(counts.min()) < width:
+            real = np.arange(width)[None, :] < counts[:, None]
+            weights = torch.from_numpy(real / counts[:, None]).to(data.device, data.dtype)
+        x, y = data.batch(rows[:n, s], room)
+        yield Step(x, y, width, int(counts[0]), weights, float(batches.rates[0, s]) if rates is None else rates[:n, s])

@@ -1,0 +1,174 @@
+"""A chain of layers over stacked clients, written with the clients as a dimension of their own.
+
+``torch.func.vmap`` can stack any module, but what it makes of a convolution with weights per client is slow. Here a
+convolution cuts its input into patches and is one batched product; images lie with their channels innermost, so that
+cutting patches and adding their gradients back move whole runs of memory. What PyTorch does between the products in
+many passes over large activations is done in few (``kernels.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedalign.simulation.engine.cnn.kernels import Pair
+from fedalign.simulation.engine.cnn.normalising import StackedNorm, running_after
+from fedalign.simulation.engine.cnn.patches import Patches, places
+from fedalign.simulation.engine.cnn.pooling import ReluPool, poolable
+from fedalign.training.losses import PerSampleLoss
+
+Tensors = dict[str, torch.Tensor]
+_ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
+
+
+def leaves(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
+    """List a model's layers with their names, if it is a ``Sequential`` (of ``Sequential``); else the model itself."""
+    if type(module) is nn.Sequential and len(module):
+        return [
+            leaf
+            for name, child in module._modules.items()
+            if child is not None
+            for leaf in leaves(child, f"{prefix}{name}.")
+        ]
+    return [(prefix, module)]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether calling a module does more than its ``forward``."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(part, name) for part in module.modules() for name in hooks)
+
+
+class _Linear(torch.autograd.Function):
+    """A batched product with stacked weights (clients × out × in); their gradient comes in the weights' own order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.bmm(x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        (g,) = gradients
+        x, weight = ctx.saved_tensors
+        return torch.bmm(g, weight) if ctx.needs_input_grad[0] else None, torch.bmm(g.transpose(1, 2), x)
+
+
+class StackedChain:
+    """The layers of a chain, applied to stacked samples with stacked weights (clients × samples × …)."""
+
+    def __init__(self, template: nn.Module, loss: PerSampleLoss) -> None:
+        self._layers, self._loss = leaves(template), loss
+
+    @staticmethod
+    def serves(template: nn.Module) -> bool:
+        """Tell whether a model is what is written out here: layers on images, a flattening, layers on vectors."""
+        layers = [layer for _, layer in leaves(template)]
+        flat = next((i for i, layer in enumerate(layers) if type(layer) is nn.Flatten), len(layers))
+        before, after = layers[:flat], layers[flat + 1 :]
+        owned = [id(p) for layer in layers for p in layer.parameters()]
+        return (
+            not has_hooks(template)
+            and any(type(layer) is nn.Conv2d for layer in before)
+            and flat < len(layers)
+            and all(_on_images(layer) for layer in before)
+            and all(_on_vectors(layer) for layer in after)
+            and len(owned) == len(set(owned))
+        )
+
+    def gradient(
+        self, parameters: Tensors, rest: Tensors, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[Tensors, Tensors]:
+        """Differentiate every client's weighted loss; give the gradients and the new BatchNorm statistics."""
+        leaf = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+        statistics: Tensors = {}
+        with torch.enable_grad():
+            outputs = self._forward(leaf | rest, x, (weights > 0).to(weights.dtype), statistics)
+            objective = (self._loss(outputs.flatten(0, 1), y.flatten(0, 1)) * weights.flatten(0, 1)).sum()
+        gradients = torch.autograd.grad(objective, list(leaf.values()))
+        return dict(zip(leaf, gradients, strict=True)), {name: t.detach() for name, t in statistics.items()}
+
+    def _forward(self, tensors: Tensors, x: torch.Tensor, real: torch.Tensor, statistics: Tensors) -> torch.Tensor:
+        images = x.dim() == 5
+        if images:
+            x = x.permute(0, 1, 3, 4, 2)  # channels innermost, until something flattens them
+        done = 0
+        while done < len(self._layers):
+            name, layer = self._layers[done]
+            done += 1
+            mine = {key: tensors[name + key] for key in (*layer._parameters, *layer._buffers) if name + key in tensors}
+            window = self._pooled_after(done)
+            if isinstance(layer, nn.Conv2d):
+                x = _convolve(layer, mine, x)
+                if window is not None:
+                    x, done = _relu_pool(x, mine.get("bias"), window), done + 2
+                elif "bias" in mine:
+                    x = x + mine["bias"].view(len(x), 1, 1, 1, -1)
+            elif isinstance(layer, nn.MaxPool2d):
+                flat = x.flatten(0, 1).permute(0, 3, 1, 2)
+                x = layer(flat).permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+            elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                x, new = _normalise(layer, mine, x, real)
+                statistics |= {name + key: t for key, t in new.items()}
+                if window is not None:
+                    x, done = _relu_pool(x, None, window), done + 2
+            elif isinstance(layer, nn.Flatten):
+                x = x.permute(0, 1, 4, 2, 3) if images else x
+                x, images = x.flatten(2), False
+            elif isinstance(layer, nn.Linear):
+                x = _Linear.apply(x, mine["weight"])  # type: ignore[no-untyped-call]
+                x = x + mine["bias"].unsqueeze(1) if "bias" in mine else x
+            else:
+                x = layer(x)
+        return x
+
+    def _pooled_after(self, place: int) -> Pair | None:
+        """Give the windows' size if a ReLU and a pooling follow that can be done in one go."""
+        following = [layer for _, layer in self._layers[place : place + 2]]
+        return poolable(*following) if len(following) == 2 else None
+
+
+def _on_images(layer: nn.Module) -> bool:
+    if type(layer) is nn.Conv2d:
+        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+        return plain and not isinstance(layer.padding, str)
+    if type(layer) is nn.MaxPool2d:
+        return not layer.return_indices
+    return type(layer) in _ACTIVATIONS or (type(layer) is nn.BatchNorm2d and layer.track_running_stats)
+
+
+def _on_vectors(layer: nn.Module) -> bool:
+    normal = type(layer) is nn.BatchNorm1d and layer.track_running_stats
+    return normal or type(layer) is nn.Linear or type(layer) in _ACTIVATIONS
+
+
+def _convolve(layer: nn.Conv2d, mine: Tensors, x: torch.Tensor) -> torch.Tensor:
+    above, beside = (int(side) for side in layer.padding)
+    clients, samples = x.shape[:2]
+    flat = F.pad(x.flatten(0, 1), (0, 0, beside, beside, above, above)) if above or beside else x.flatten(0, 1)
+    (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
+    high, wide = places(flat.shape[1], kh, sh), places(flat.shape[2], kw, sw)
+    patches = Patches.apply(flat, (kh, kw, sh, sw))  # type: ignore[no-untyped-call]
+    weight = mine["weight"].permute(0, 1, 3, 4, 2).flatten(2)  # clients × channels out × numbers of a patch
+    weight = F.pad(weight, (0, patches.shape[-1] - weight.shape[2]))
+    out: torch.Tensor = _Linear.apply(patches.view(clients, -1, patches.shape[-1]), weight)  # type: ignore[no-untyped-call]
+    return out.view(clients, samples, high, wide, -1)
+
+
+def _relu_pool(x: torch.Tensor, bias: torch.Tensor | None, window: Pair) -> torch.Tensor:
+    pooled: torch.Tensor = ReluPool.apply(x.flatten(0, 1), bias, window)  # type: ignore[no-untyped-call]
+    return pooled.view(*x.shape[:2], *pooled.shape[1:])
+
+
+def _normalise(
+    layer: nn.BatchNorm1d | nn.BatchNorm2d, mine: Tensors, x: torch.Tensor, real: torch.Tensor
+) -> tuple[torch.Tensor, Tensors]:
+    """Normalise over each client's real samples; channels are innermost."""
+    rows = x.flatten(2, -2).flatten(1, 2) if x.dim() > 3 else x
+    running = (mine["running_mean"], mine["running_var"])
+    y, mean, var = StackedNorm.apply(rows, real, mine.get("weight"), mine.get("bias"), running, layer.eps)  # type: ignore[no-untyped-call]
+    count = (real.sum(1) * (rows.shape[1] // real.shape[1])).unsqueeze(1)
+    return y.view(x.shape), running_after(mean, var, count, mine, layer.momentum)

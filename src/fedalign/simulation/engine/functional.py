@@ -1,0 +1,165 @@
+"""Stacked clients of any module: ``torch.func``'s vmap over clients, or one client at a time on several threads.
+
+A convolution with its own weights for every client is a grouped convolution, which CPUs do badly: there, one client a
+thread is faster and keeps its weights in the core's cache.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedalign.simulation.engine import batchnorm
+from fedalign.simulation.engine.chunk import Step, steps
+from fedalign.simulation.engine.cnn.products import convolutions_as_products
+from fedalign.simulation.engine.cnn.stacked import StackedChain
+from fedalign.simulation.engine.graphed import GraphCache, Steps
+from fedalign.simulation.engine.jobs import Data, TrainJob
+from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.engine.sgd import StackedSGD
+from fedalign.training.losses import PerSampleLoss
+
+Tensors = dict[str, torch.Tensor]
+
+
+class FunctionalStepper:
+    """Trains and evaluates stacked clients of any module."""
+
+    def __init__(self, template: nn.Module, layout: Layout, loss: PerSampleLoss, data: Data) -> None:
+        self._layout, self._loss, self._data = layout, loss, data
+        self._template = copy.deepcopy(template).to(data.device)
+        self._padding = batchnorm.Padding()
+        self._module = batchnorm.mask(copy.deepcopy(self._template), self._padding)
+        if data.device.type == "cuda":
+            self._module = convolutions_as_products(self._module)
+        self._own = threading.local()  # each thread's own copy for one client at a time
+        self._graphs = GraphCache(self._graphed_step, layout, data) if data.device.type == "cuda" else None
+        self._gradient: Callable[..., tuple[Tensors, Tensors]] = vmap(grad(self._objective, has_aux=True))
+        if data.device.type == "cuda" and StackedChain.serves(template):
+            self._gradient = StackedChain(template, loss).gradient
+
+    def forward(self, models: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Compute outputs of stacked models on stacked samples."""
+        self._module.eval()
+        if len(models) == 1:
+            one = x[0]
+            if one.dim() == 4 and one.device.type == "cpu":
+                one = one.contiguous(memory_format=torch.channels_last)  # convolutions on a CPU: nearly twice as fast
+            return self._call(self._layout.unflatten(models[0]), one).unsqueeze(0)
+        stacked: torch.Tensor = vmap(self._call)(self._layout.unflatten(models), x)
+        return stacked
+
+    def _call(self, tensors: Tensors, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = functional_call(self._module, tensors, (x,))
+        return outputs
+
+    def why_not_stacked(self, template: nn.Module) -> str | None:
+        """Try one step of two clients, and say why this model can't be stacked, if it can't.
+
+        Some modules cannot be vectorised (branches on values, in-place tricks); some keep state of their own in
+        buffers, which only BatchNorm's are carried through a stacked step.
+        """
+        x, y = self._data.batch(torch.zeros((2, 2), dtype=torch.int64, device=self._data.device))
+        module = batchnorm.spare(copy.deepcopy(self._template)).train()
+        own = [name for name, _ in module.named_buffers() if name not in batchnorm.statistics(template)]
+        before = {name: t.clone() for name, t in module.named_buffers()}
+        with torch.no_grad():
+            module(x[0])
+        for name in own:
+            if not torch.equal(dict(module.named_buffers())[name], before[name]):
+                return f"training changes its buffer {name}"
+        two = torch.stack([self._layout.flatten(template)] * 2).to(self._data.device)
+        named = self._layout.unflatten(two)
+        parameters = {name: named.pop(name) for name in self._layout.names[: self._layout.trainable]}
+        weights = torch.full((2, 2), 0.5, dtype=self._layout.dtype, device=x.device)
+        try:
+            with torch.no_grad():
+                self._module.train()
+                self._gradient(parameters, named, x, y, weights)
+                self.forward(two, x)
+        except (RuntimeError, ValueError, TypeError) as error:
+            lines = str(error).strip().splitlines()
+            return lines[0] if lines else type(error).__name__
+        return None
+
+    def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
+        """Do every job's local work, from the stacked flat ``models``; give the stacked results."""
+        if len(jobs) == 1:
+            return self._train_one(models, jobs)
+        if self._graphs is not None and (trained := self._graphs.train(models, jobs)) is not None:
+            return trained
+        return self._train_stacked(models, jobs)
+
+    def _graphed_step(self, tensors: Sequence[torch.Tensor], sgd: StackedSGD, steps: Steps, k: int) -> None:
+        """Do one step on buffers that don't move."""
+        self._module.train()
+        named = dict(zip(self._layout.names, tensors, strict=True))
+        trainable = self._layout.names[: self._layout.trainable]
+        rest = {name: t for name, t in named.items() if name not in trainable}
+        parameters = {name: named[name] for name in trainable}
+        gradients, statistics = self._gradient(parameters, rest, steps.x[k], steps.y[k], steps.weights[k])
+        sgd.step([gradients[name] for name in trainable], steps.rates[k])
+        for name, new in statistics.items():
+            named[name].copy_(new)
+
+    def _train_stacked(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
+        named = {name: t.clone() for name, t in self._layout.unflatten(models).items()}
+        trainable = self._layout.names[: self._layout.trainable]
+        sgd = StackedSGD(jobs[0].local, [named[name] for name in trainable])
+        sgd.correct(jobs)
+        self._module.train()
+        for step in steps(jobs, self._data):
+            n = len(step.x)
+            active = {name: t[:n] for name, t in named.items()}
+            parameters = {name: active.pop(name) for name in trainable}
+            weights = step.weights
+            if weights is None:
+                weights = torch.full((n, step.width), 1 / step.width, dtype=self._layout.dtype, device=step.x.device)
+            gradients, statistics = self._gradient(parameters, active, step.x, step.y, weights)
+            sgd.step([gradients[name] for name in trainable], step.rate)
+            for name, new in statistics.items():
+                named[name][:n] = new
+        return self._layout.join([named[name] for name in self._layout.names])
+
+    def _objective(
+        self, parameters: Tensors, rest: Tensors, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, Tensors]:
+        self._padding.real = (weights > 0).to(weights.dtype)
+        self._padding.statistics = {}
+        outputs = self._call(parameters | rest, x)
+        return (self._loss(outputs, y) * weights).sum(), self._padding.statistics
+
+    def _train_one(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
+        if not hasattr(self._own, "module"):
+            self._own.module = self._copy_for_one()
+        module: nn.Module = self._own.module
+        self._layout.load(module, models[0])
+        module.train()
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        sgd = StackedSGD(jobs[0].local, [p.detach().unsqueeze(0) for p in parameters])
+        sgd.correct(jobs)
+        for step in steps(jobs, self._data):
+            gradients = self._one_gradient(module, parameters, step)
+            sgd.step([g.unsqueeze(0) for g in gradients], step.rate)
+        return self._layout.flatten(module).unsqueeze(0)
+
+    def _copy_for_one(self) -> nn.Module:
+        """Copy the model for a thread. With channels last, pooling and convolutions on a CPU are a quarter faster."""
+        module = batchnorm.spare(copy.deepcopy(self._template))
+        has_planes = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        return module.to(memory_format=torch.channels_last) if has_planes else module  # type: ignore[call-overload]
+
+    def _one_gradient(
+        self, module: nn.Module, parameters: Sequence[torch.Tensor], step: Step
+    ) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            x = step.x[0, : step.first]
+            if x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            objective = self._loss(module(x), step.y[0, : step.first]).mean()
+            return torch.autograd.grad(objective, parameters)

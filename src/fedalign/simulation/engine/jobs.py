@@ -1,0 +1,136 @@
+"""What the engines are asked to do, and the data they do it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from fedalign.data.federation import Rows
+from fedalign.data.samples import Pool
+from fedalign.errors import FedalignError
+from fedalign.rules.rule import Measure
+from fedalign.simulation.engine.layout import Layout
+from fedalign.training.local import LocalSGD
+
+
+@dataclass(frozen=True, eq=False)
+class EvalJob:
+    """Measure a model (a flat vector) on rows of a pool."""
+
+    model: torch.Tensor
+    pool: Pool
+    rows: Rows
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """Train a model on a client's rows; ``seed``, ``round`` and ``client`` fix the order of its batches."""
+
+    model: torch.Tensor
+    pool: Pool
+    rows: Rows
+    local: LocalSGD
+    seed: int
+    round: int
+    rounds: int
+    client: int
+    correction: torch.Tensor | None = None  # SCAFFOLD's c − c_k, of the trainable part's length
+
+    @property
+    def steps(self) -> int:
+        """How many local steps this job takes."""
+        return self.local.steps_for(len(self.rows))
+
+    @property
+    def width(self) -> int:
+        """How wide this job's batches are when it is stacked."""
+        return self.local.width_for(len(self.rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Which job is done, its model, and whether all of that is finite (a tensor: asking a GPU makes it wait)."""
+
+    job: int
+    model: torch.Tensor
+    finite: torch.Tensor
+
+
+class Engine(Protocol):
+    """Evaluates and trains; the two implementations agree to rounding."""
+
+    device: torch.device
+    layout: Layout
+
+    def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
+        """Measure, one result per job."""
+        ...
+
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
+        """Train, and give results as they come. The order among one run's jobs doesn't depend on the other jobs."""
+        ...
+
+
+class Data:
+    """The pools of all runs, once, on the engine's device; a batch is gathered and normalised on the fly."""
+
+    def __init__(self, pools: Sequence[Pool], device: torch.device, dtype: torch.dtype) -> None:
+        distinct = list({id(pool): pool for pool in pools}.values())
+        self._offsets: dict[int, int] = {}
+        self._keep = distinct  # ids stay valid while the objects live
+        offset = 0
+        for pool in distinct:
+            if (pool.mean, pool.std) != (distinct[0].mean, distinct[0].std):
+                raise FedalignError("federations that are simulated together must normalise their data alike")
+            self._offsets[id(pool)] = offset
+            offset += len(pool.y)
+        same = len(distinct) == 1
+        self.x = (distinct[0].x if same else torch.cat([p.x for p in distinct])).to(device)
+        self.y = (distinct[0].y if same else torch.cat([p.y for p in distinct])).to(device)
+        if self.x.is_floating_point():
+            self.x = self.x.to(dtype)
+        if self.y.is_floating_point():
+            self.y = self.y.to(dtype)
+        self.has_classes = distinct[0].has_classes
+        self.device, self.dtype = device, dtype
+        mean, std = (torch.as_tensor(v, dtype=dtype, device=device) for v in (distinct[0].mean, distinct[0].std))
+        trailing = (1,) * max(0, self.x.dim() - 2)
+        self._mean, self._std = (t.reshape(-1, *trailing) if t.dim() else t for t in (mean, std))
+        self._plain = not (mean.any() or (std != 1).any())
+
+    @property
+    def features(self) -> int:
+        """How many numbers one sample's features are."""
+        return int(self.x[0].numel())
+
+    def rows(self, pool: Pool, rows: Rows) -> Rows:
+        """Translate a pool's rows into rows of the joined data."""
+        offset = self._offsets[id(pool)]
+        return rows + offset if offset else rows
+
+    def batch(self, rows: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather features and labels for an index of any shape; features go to ``out`` where that is given."""
+        flat = rows.reshape(-1)
+        room = None if out is None else out[: len(flat)]
+        if self.x.dtype == torch.uint8:
+            raw = self.x.index_select(0, flat)
+            if room is not None:
+                x = room.copy_(raw).div_(255)
+            elif self.dtype == torch.get_default_dtype():
+                x = raw / 255  # one pass over the batch
+            else:
+                x = raw.to(self.dtype).div_(255)
+        else:
+            x = self.x.index_select(0, flat) if room is None else torch.index_select(self.x, 0, flat, out=room)
+        if not self._plain:
+            x = (x - self._mean) / self._std
+        y = self.y.index_select(0, flat)
+        return x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:])
+
+    def buffer(self, samples: int) -> torch.Tensor:
+        """Make room for the features of so many samples: fresh memory for every batch costs more than filling it."""
+        dtype = self.dtype if self.x.dtype == torch.uint8 else self.x.dtype
+        return torch.empty((samples, *self.x.shape[1:]), dtype=dtype, device=self.device)

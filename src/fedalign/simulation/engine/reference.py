@@ -1,0 +1,78 @@
+"""The oracle: one client after another, one batch after another, with plain PyTorch. Read this to know what is meant.
+
+The batched engine is tested against it. It is kept plain on purpose; don't make it fast.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from fedalign.rules.rule import Measure
+from fedalign.simulation.engine.batches import batches_for
+from fedalign.simulation.engine.batchnorm import spare
+from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
+from fedalign.simulation.engine.layout import Layout
+from fedalign.training.losses import PerSampleLoss, hits
+
+
+class ReferenceEngine:
+    """A per-client loop."""
+
+    def __init__(self, template: nn.Module, loss: PerSampleLoss, data: Data, *, accuracy: bool = True) -> None:
+        self._accuracy = accuracy
+        self.device = data.device
+        self.layout = Layout(template)
+        self._module = spare(copy.deepcopy(template).to(data.device))
+        self._loss = loss
+        self._data = data
+
+    def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
+        """Measure, client by client."""
+        measures = []
+        for job in jobs:
+            self.layout.load(self._module, job.model)
+            self._module.eval()
+            x, y = self._data.batch(torch.as_tensor(self._data.rows(job.pool, job.rows), device=self.device))
+            with torch.no_grad():
+                outputs = self._module(x)
+                loss = self._loss(outputs, y).double().mean().item()
+            accuracy = hits(outputs, y).mean().item() if self._accuracy else None
+            measures.append(Measure(loss, accuracy, len(y)))
+        return measures
+
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
+        """Train, client by client."""
+        for j, job in enumerate(jobs):
+            model = self._train_one(job)
+            yield Trained(j, model, torch.isfinite(model).all())
+
+    def _train_one(self, job: TrainJob) -> torch.Tensor:
+        local, module = job.local, self._module
+        self.layout.load(module, job.model)
+        module.train()
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        start = [p.detach().clone() for p in parameters]
+        batches = batches_for([job], self._data)
+        optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=local.momentum, weight_decay=local.weight_decay)
+        for step in range(job.steps):
+            x, y = self._data.batch(batches.rows[0, step, : batches.counts[0, step]])
+            optimizer.param_groups[0]["lr"] = batches.rates[0, step]
+            optimizer.zero_grad()
+            objective = self._loss(module(x), y).mean()
+            if local.mu:
+                distance = sum((p - p0).square().sum() for p, p0 in zip(parameters, start, strict=True))
+                objective = objective + local.mu / 2 * distance
+            objective.backward()  # type: ignore[no-untyped-call]
+            if job.correction is not None:
+                pieces = torch.split(job.correction, [p.numel() for p in parameters])
+                for p, piece in zip(parameters, pieces, strict=True):
+                    if p.grad is not None:
+                        p.grad += piece.view_as(p)
+            if local.clip is not None:
+                nn.utils.clip_grad_norm_(parameters, local.clip)
+            optimizer.step()
+        return self.layout.flatten(module)

@@ -1,0 +1,137 @@
+"""Runs spread over GPUs or machines with Ray: each worker simulates some of them together, as one machine would all.
+
+A client's bits on a CPU don't depend on its neighbours, so the results are those of a local run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedalign.errors import FedalignError
+from fedalign.protocol.messages import RoundDone
+from fedalign.simulation.api import ModelFactory, RunSpec, Simulation, SimulationResult
+from fedalign.simulation.driver import Event
+from fedalign.training.losses import PerSampleLoss, cross_entropy
+
+
+class RaySimulation:
+    """Several runs of one model, checked here and simulated by Ray's workers. Used as :class:`Simulation` is.
+
+    Ray's cluster is the one that ``RAY_ADDRESS`` names or that was started on this machine, else a local one. By
+    default there is a worker for each of its GPUs, or for each machine if there is none.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RunSpec],
+        model: ModelFactory | nn.Module,
+        *,
+        loss: PerSampleLoss = cross_entropy,
+        device: str = "auto",
+        tf32: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise FedalignError(f"workers must be at least 1, not {workers}")
+        ray = _ray()
+        gpus, machines, cores = _cluster(ray)
+        if device not in ("auto", "cpu", "cuda"):
+            raise FedalignError(f"on Ray, device must be auto, cpu or cuda, not {device!r}")
+        if device == "cuda" and not gpus:
+            raise FedalignError("device 'cuda' was asked for, but Ray's cluster has no GPU; use --device cpu")
+        self.device = torch.device("cuda" if gpus and device != "cpu" else "cpu")
+        Simulation(specs, model, loss=loss, device="cpu")  # says what is wrong before a worker starts
+        self._specs, self._model = list(specs), model
+        self._options = {"loss": loss, "device": self.device.type, "tf32": tf32}
+        count = min(len(specs), workers or (gpus if self.device.type == "cuda" else machines))
+        self._shares = [list(range(first, len(specs), count)) for first in range(count)]
+        if self.device.type == "cuda":
+            self._needs = {"num_gpus": min(1.0, gpus / count), "num_cpus": 1}
+        else:
+            self._needs = {"num_cpus": max(1, cores * machines // count)}
+        self._results: dict[int, SimulationResult] = {}
+
+    def rounds(self) -> Iterator[list[Event]]:
+        """Let the workers go; give what happened as they report it, one worker's round at a time."""
+        ray = _ray()
+        work = ray.remote(num_returns="streaming", max_retries=0, **self._needs)(_work)
+        streams = {}
+        for share in self._shares:
+            specs = [self._specs[i] for i in share]
+            streams[work.remote(specs, self._model, self._options, self._needs["num_cpus"])] = share
+        try:
+            while streams:
+                ready, _ = ray.wait(list(streams), num_returns=1)
+                for stream in ready:
+                    share = streams[stream]
+                    try:
+                        kind, content = ray.get(next(stream))
+                    except StopIteration:
+                        del streams[stream]
+                        continue
+                    except ray.exceptions.RayError as error:
+                        why = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
+                        raise FedalignError(
+                            f"a Ray worker failed ({why}); finished rounds are kept: go on with --resume"
+                        ) from error
+                    if kind == "results":
+                        self._results |= dict(zip(share, content, strict=True))
+                    else:
+                        yield [(share[place], event) for place, event in content]
+        finally:
+            for stream in streams:
+                ray.cancel(stream, force=True)
+
+    def results(self) -> list[SimulationResult]:
+        """Give what the runs came to, after the last round."""
+        return [self._results[i] for i in range(len(self._specs))]
+
+
+def _work(
+    specs: list[RunSpec], model: ModelFactory | nn.Module, options: dict[str, Any], cores: int
+) -> Iterator[tuple[str, Any]]:
+    """Simulate, in a worker; models travel from the CPU's memory."""
+    if options["device"] == "cpu":
+        torch.set_num_threads(cores)
+    simulation = Simulation(specs, model, **options)
+    for events in simulation.rounds():
+        yield "events", [(place, _on_cpu(event)) for place, event in events]
+    yield "results", simulation.results()
+
+
+def _on_cpu(event: Any) -> Any:
+    if not isinstance(event, RoundDone):
+        return event
+    models = event.model
+    held = tuple(m.cpu() for m in models) if isinstance(models, tuple) else models.cpu()
+    return RoundDone(event.record, held, tuple(one.cpu() for one in event.memory))
+
+
+def _ray() -> Any:
+    """Import Ray and join its cluster, or start one here."""
+    try:
+        import ray
+    except ImportError as error:
+        raise FedalignError("Ray is not installed: pip install 'fedalign[ray]'") from error
+    if not ray.is_initialized():
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # we report nothing to anybody
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and spare the user Ray's tip about this
+        try:
+            ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise FedalignError(f"cannot join Ray's cluster: {error}") from error
+    return ray
+
+
+def _cluster(ray: Any) -> tuple[int, int, int]:
+    """Count GPUs, machines, and the cores that every machine has."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    with_cores = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
+    return gpus, len(with_cores) or 1, min(with_cores, default=1)

@@ -1,0 +1,188 @@
+"""Who shows up in a round. A draw is a function of (seed, round, client), so a resumed run sees the same faces."""
+
+from __future__ import annotations
+
+import abc
+import csv
+import math
+import numbers
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedalign.errors import FedalignError
+from fedalign.protocol.roster import Roster
+from fedalign.training.randomness import Purpose, permutation, uniforms
+
+_ROUND = re.compile("[0-9]{1,9}")
+
+
+@dataclass(frozen=True)
+class Presence:
+    """One round's draw: who is reachable, and how often each priority client was drawn (Theorem 2), if it was."""
+
+    reachable: tuple[bool, ...]
+    draws: dict[int, int] | None = None
+
+
+class Participation(abc.ABC):
+    """A participation pattern. Subclass it and define :meth:`draw`."""
+
+    @abc.abstractmethod
+    def draw(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Say who is reachable in this round."""
+
+    def jury(self, round: int, roster: Roster, seed: int) -> Presence | None:
+        """Say who may measure candidates in this round, where a rule has the priority clients choose.
+
+        None: those that take part. Where the server draws who trains, it draws the judges anew: those that have just
+        trained favour what they know, and the others' data isn't heard.
+        """
+        return None
+
+    def check(self, roster: Roster, rounds: int) -> None:
+        """Refuse, before any work, a pattern that cannot serve this roster."""
+        return
+
+
+@dataclass(frozen=True)
+class Full(Participation):
+    """Everybody, always."""
+
+    def draw(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Say everybody."""
+        return Presence((True,) * len(roster))
+
+
+@dataclass(frozen=True)
+class Uniform(Participation):
+    """A fraction of all clients, priority and free, drawn without replacement every round."""
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fraction, numbers.Real) or not 0 < self.fraction <= 1:
+            raise FedalignError(f"fraction must be in (0, 1], not {self.fraction}")
+
+    def draw(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Draw ``round(fraction · N)`` clients, at least one."""
+        return self._drawn(roster, seed, Purpose.PARTICIPATION, round)
+
+    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Draw as many anew."""
+        return self._drawn(roster, seed, Purpose.JURY, round)
+
+    def _drawn(self, roster: Roster, *words: int) -> Presence:
+        count = max(1, math.floor(self.fraction * len(roster) + 0.5))
+        chosen = set(permutation(len(roster), *words)[:count].tolist())
+        return Presence(tuple(k in chosen for k in range(len(roster))))
+
+
+@dataclass(frozen=True)
+class Replacement(Participation):
+    """Theorem 2: ``draws`` draws from the priority clients with probabilities ``p_k``; all free clients.
+
+    A priority client drawn c times counts ``c/K`` in the aggregate, in place of its ``p_k``.
+    """
+
+    draws: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1:
+            raise FedalignError(f"draws must be a whole number of at least 1, not {self.draws!r}")
+
+    def draw(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Draw the multiset."""
+        return self._drawn(roster, seed, Purpose.PARTICIPATION, round)
+
+    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Draw another."""
+        return self._drawn(roster, seed, Purpose.JURY, round)
+
+    def _drawn(self, roster: Roster, *words: int) -> Presence:
+        p = np.where(roster.priority, roster.p, 0.0)
+        u = uniforms(*words, np.arange(self.draws))
+        # Dividing by the last sum keeps a draw just below 1 from falling behind the last priority client.
+        cumulative = np.cumsum(p) / np.sum(p)
+        drawn = np.searchsorted(cumulative, u, side="right")
+        drawn = np.minimum(drawn, int(np.flatnonzero(p)[-1]))
+        counts = {int(k): int(c) for k, c in zip(*np.unique(drawn, return_counts=True), strict=True)}
+        reachable = tuple(k in counts or not is_priority for k, is_priority in enumerate(roster.priority))
+        return Presence(reachable, counts)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Participation):
+    """Priority clients always; each free client with probability ``p``, independently."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.p, numbers.Real) or not 0 <= self.p <= 1:
+            raise FedalignError(f"p must be in [0, 1], not {self.p}")
+
+    def draw(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Flip a coin for every free client."""
+        u = uniforms(seed, Purpose.PARTICIPATION, round, np.arange(len(roster)))
+        return Presence(tuple(bool(f or u[k] < self.p) for k, f in enumerate(roster.priority)))
+
+
+@dataclass(frozen=True)
+class Trace(Participation):
+    """A CSV file with columns ``round,client`` says who is there when (a client by name, else by number from 0).
+
+    ``repeat`` starts the trace again after its last round: a day that recurs. Without it, rounds behind the end of
+    the trace have nobody and are skipped.
+    """
+
+    path: str | Path
+    repeat: bool = False
+    rows: dict[int, frozenset[str]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", _read_trace(Path(self.path)))
+
+    def draw(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Look the round up."""
+        t = round % (max(self.rows) + 1) if self.repeat else round
+        there = self.rows.get(t, frozenset())
+        named = set(roster.names)
+        return Presence(
+            tuple(name in there or (str(k) in there and str(k) not in named) for k, name in enumerate(roster.names))
+        )
+
+    def check(self, roster: Roster, rounds: int) -> None:
+        """Refuse clients that nobody knows."""
+        known = set(roster.names) | {str(k) for k in range(len(roster))}
+        for round, there in sorted(self.rows.items()):
+            for client in sorted(there - known):
+                raise FedalignError(
+                    f"trace {self.path}: round {round} names client {client!r}, "
+                    f"but the federation has clients 0 to {len(roster) - 1}"
+                )
+
+
+def _read_trace(path: Path) -> dict[int, frozenset[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = [cell.strip() for cell in next(reader, [])]
+            if header != ["round", "client"]:
+                raise FedalignError(f"trace {path}: the first line must be 'round,client', not {','.join(header)!r}")
+            rows: dict[int, set[str]] = {}
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != 2 or not _ROUND.fullmatch(row[0].strip()) or not row[1].strip():
+                    raise FedalignError(
+                        f"trace {path}, line {reader.line_num}: {','.join(row)!r} is not 'round,client' (round from 0)"
+                    )
+                rows.setdefault(int(row[0]), set()).add(row[1].strip())
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise FedalignError(f"cannot read trace {path}: {reason}") from error
+    if not rows:
+        raise FedalignError(f"trace {path} names no client in any round")
+    return {round: frozenset(there) for round, there in rows.items()}

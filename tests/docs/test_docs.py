@@ -1,0 +1,85 @@
+"""What the README shows works."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import blobs
+
+import fedalign
+from fedalign import cli
+from fedalign.experiments.config import load
+
+pytestmark = pytest.mark.pictures
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks(path, language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_readme_examples_run(capsys):
+    names: dict[str, object] = {}
+    for block in blocks("README.md", "python"):
+        exec(block, names)
+    out = capsys.readouterr().out
+    assert "'trained', 'trained', 'admitted', 'admitted', 'declined', 'declined'" in out
+    assert {c.decision for r in names["result"].history.rounds for c in r.clients if not c.priority} >= {"admitted"}
+
+
+def test_readme_commands_parse():
+    parser = cli.command_line._parser()
+    commands = [
+        line.split("#")[0].split()[1:]
+        for b in blocks("README.md", "sh")
+        for line in b.splitlines()
+        if line.startswith("fedalign ")
+    ]
+    assert len(commands) >= 5
+    for command in commands:
+        parser.parse_args(command)
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("setup", "demo", "test", "lint", "bench", "clean"):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert (ROOT / ".ci" / "run").read_text().count("make test") == 1
+
+
+def test_the_guides_experiment_is_valid(tmp_path):
+    (block,) = blocks("docs/guide.md", "toml")
+    (tmp_path / "clients").mkdir()
+    for name in ("site-1", "site-2", "site-3"):
+        x, y = blobs(30, 1, features=784)
+        np.savez(tmp_path / "clients" / f"{name}.npz", x=x, y=y)
+    (tmp_path / "mine.toml").write_text(block)
+    assert len(load("mine.toml").specs()) == 12
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == fedalign.__version__
+    assert f"version: {fedalign.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize("name", fedalign.__all__)
+def test_public_names_are_documented(name):
+    assert getattr(fedalign, name).__doc__
+
+
+def test_the_results_page_is_what_its_summaries_give(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["paper", "--from", "docs/results", "--page", "docs/results.md", "--quiet"]) == 0
+    assert (tmp_path / "docs" / "results.md").read_text(encoding="utf-8") == page
+    for number in range(1, 7):
+        assert (tmp_path / "docs" / "img" / f"figure-{number}.png").is_file()
+        assert (ROOT / "docs" / "img" / f"figure-{number}.png").is_file()

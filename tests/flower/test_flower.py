@@ -1,0 +1,584 @@
+"""The federation over Flower's messages, with the ClientApps called in this process: no network, all the logic."""
+
+import json
+import re
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+import fedalign as fa
+from fedalign.data.synth import Synth
+from fedalign.experiments.store import RunStore
+from fedalign.flower import ClientData
+from fedalign.flower.client_app import app as client_app
+from fedalign.flower.grid import GridDriver
+from fedalign.flower.new_app import create
+from fedalign.flower.policy import Policy
+from fedalign.flower.roster_file import Entry, RosterFile, fingerprint
+from fedalign.flower.server_app import Server
+from fedalign.flower.settings import Settings, function
+from fedalign.rules.rule import Broadcast, Measure
+
+DATA = Synth(priority=2, free=4, samples=60, test_samples=60)
+
+
+def model():
+    return torch.nn.Linear(60, 10)
+
+
+def data(node_config):
+    federation = DATA.federation(seed=0)
+    client, pool = federation.clients[int(node_config["partition-id"])], federation.pool
+    parts = {split: (pool.x[client.rows(split)], pool.y[client.rows(split)]) for split in ("train", "heldout", "test")}
+    return ClientData(**parts)
+
+
+@pytest.fixture(scope="module")
+def keys():
+    made = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(7)]
+    return [k.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo) for k in made]
+
+
+class Here(Grid):
+    """A Grid whose nodes are in this process. ``tamper`` changes what a node answers, by its number."""
+
+    def __init__(self, keys, nodes, run_config):
+        self.keys, self.nodes, self.run_config = keys, dict(nodes), run_config
+        self.tamper, self.replies, self.sent = {}, {}, []
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, *args, **kwargs):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def get_nodes(self):
+        return [types.SimpleNamespace(node_id=100 + k, public_key=self.keys[k]) for k in self.nodes]
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            number = f"message-{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = number
+            self.sent.append(message)
+            ids.append(number)
+            k = message.metadata.dst_node_id - 100
+            reply = self._answer(k, message)
+            if reply is not None:
+                self.replies[number] = reply
+        return ids
+
+    def pull_messages(self, message_ids):
+        return [self.replies.pop(i) for i in message_ids if i in self.replies]
+
+    def _answer(self, k, message):
+        if k not in self.nodes:
+            return Message(Error(5, "Node unavailable"), reply_to=message)
+        context = Context(1, 100 + k, self.nodes[k], RecordDict(), self.run_config)
+        try:
+            reply = client_app(message, context)
+        except fa.FedalignError as error:
+            return Message(Error(2, str(error)), reply_to=message)
+        return self.tamper[k](reply, message) if k in self.tamper else reply
+
+
+@pytest.fixture
+def federation(tmp_path, keys, monkeypatch):
+    """Give a function that makes a server and its grid of six nodes, with other settings where wanted."""
+    for name in ("task", "run", "node"):  # which Flower sets in a ServerApp's process
+        monkeypatch.setattr(TaskIdentity, f"_{name}_id", 1)
+    entries = tuple(Entry(fingerprint(keys[k]), f"site-{k}", k < 2) for k in range(6))
+    RosterFile(entries).write(tmp_path / "roster.toml")
+
+    def make(nodes=None, **settings):
+        config = {
+            "model": f"{__name__}:model",
+            "data": f"{__name__}:data",
+            "roster": str(tmp_path / "roster.toml"),
+            "out": str(tmp_path / "out"),
+            "rounds": 5,
+            "epochs": 2,
+            "batch-size": 20,
+            "epsilon": 0.6,
+            "wait": 0.0,
+            "timeout": 0.3,
+            "repeats": 0,
+            **{key.replace("_", "-"): value for key, value in settings.items()},
+        }
+        grid = Here(keys, nodes or {k: {"partition-id": k} for k in range(6)}, config)
+        return grid, lambda: Server(grid, Settings.read(config), run_id=1)
+
+    return make
+
+
+def history(tmp_path, name="out"):
+    return RunStore(tmp_path / name).history().rounds
+
+
+def weights(tmp_path, name="out"):
+    from safetensors.torch import load_file
+
+    return load_file(tmp_path / name / "model.safetensors")
+
+
+def simulated(rule, rounds=5):
+    local = fa.LocalSGD(lr=0.1, epochs=2, batch_size=20)
+    return fa.simulate(DATA.federation(seed=0), model, rule, rounds, 0.1, local, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [("fedalign", fa.Align(0.6)), ("auto", fa.AutoAlign()), ("all", fa.Everyone())]
+)
+def test_it_decides_and_learns_as_the_simulation(federation, tmp_path, name, rule):
+    _, server = federation(rule=name)
+    server().run()
+    expected = simulated(rule)
+    rounds = history(tmp_path)
+    assert len(rounds) == 5
+    for mine, theirs in zip(rounds, expected.history.rounds, strict=True):
+        assert [c.decision for c in mine.clients] == [c.decision for c in theirs.clients]
+        assert [c.weight for c in mine.clients] == pytest.approx([c.weight for c in theirs.clients])
+        assert (mine.models_down, mine.models_up) == (theirs.models_down, theirs.models_up)
+        assert mine.test_accuracy == pytest.approx(theirs.test_accuracy)
+        assert [t.admitted for t in mine.tried] == [t.admitted for t in theirs.tried]
+    decisions = {c.decision for r in rounds for c in r.clients if not c.priority}
+    assert "admitted" in decisions
+    if name != "all":
+        assert decisions & {"declined", "refused"}
+    for key, value in expected.model.state_dict().items():
+        assert torch.allclose(weights(tmp_path)[key], value, atol=1e-5)
+
+
+def test_what_is_measured_next_is_measured_with_the_test_data(federation, tmp_path):
+    grid, server = federation(rule="auto", warmup=0.0)
+    server().run()
+    assert all(r.fallback.apart for r in history(tmp_path))
+    assert any(r.base for r in history(tmp_path)[:-1])
+    kinds = [message.metadata.message_type for message in grid.sent if message.metadata.dst_node_id == 100]
+    first = ["query.hello", "evaluate", "train", "evaluate", "evaluate"]  # F(w), candidates, test and the next F(w)
+    assert kinds == first + ["train", "evaluate", "train", "evaluate", "evaluate"] * 4
+
+
+def test_a_free_node_that_says_priority_is_free(federation, tmp_path):
+    nodes = {k: {"partition-id": k} for k in range(6)}
+    nodes[5] = {"partition-id": 5, "priority": True}
+    _, server = federation(nodes=nodes, rule="fedalign")
+    server().run()
+    assert [c.priority for c in history(tmp_path)[0].clients] == [True, True, False, False, False, False]
+
+
+def test_unknown_keys_are_refused_or_free(federation, tmp_path, keys):
+    nodes = {k: {"partition-id": min(k, 5)} for k in range(7)}
+    grid, server = federation(nodes=nodes, rule="all", rounds=1)
+    server().run()
+    assert len(history(tmp_path)[0].clients) == 6
+    assert all(m.metadata.dst_node_id != 106 for m in grid.sent)
+    roster = RosterFile.read(tmp_path / "roster.toml")
+    RosterFile(roster.entries, "free").write(tmp_path / "roster.toml")
+    _, server = federation(nodes=nodes, rule="all", rounds=1, out=str(tmp_path / "open"))
+    server().run()
+    last = history(tmp_path, "open")[0].clients[6]
+    assert (last.name, last.priority, last.decision) == (f"node-{fingerprint(keys[6])[:8]}", False, "admitted")
+
+
+def scaled(by):
+    def change(reply, message):
+        if "model" in reply.content:
+            mine = reply.content["model"]["flat"].numpy()
+            theirs = message.content["model"]["flat"].numpy()
+            reply.content["model"] = ArrayRecord({"flat": Array(theirs + (mine - theirs) * by)})
+            reply.content["measures"]["own.loss"] = float(message.content["task"]["loss"])
+        return reply
+
+    return change
+
+
+def arrays(make):
+    def change(reply, message):
+        if "model" in reply.content:
+            reply.content["model"] = ArrayRecord({"flat": Array(make(reply.content["model"]["flat"].numpy()))})
+        return reply
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (arrays(lambda a: a * np.float32("nan")), "its trained weights are not finite"),
+        (arrays(lambda a: a[:-1]), "its model has shape (609,), not (610,)"),
+        (arrays(lambda a: a.astype(np.float64)), "its model is of type float64, not float32"),
+        (arrays(lambda a: a.astype("S4")), "its model is of type"),
+        (scaled(np.float32(1e6)), "times as long as the longest of the priority clients"),
+    ],
+)
+def test_hostile_updates_are_refused_with_the_reason(federation, tmp_path, tamper, reason):
+    nodes = {k: {"partition-id": k} for k in range(5)}
+    _, server = federation(nodes=nodes, rule="all", out=str(tmp_path / "without"))
+    server().run()
+    grid, server = federation(rule="all")
+    grid.tamper[5] = tamper
+    server().run()
+    for record in history(tmp_path)[1:]:
+        assert record.clients[5].decision == "refused"
+        assert reason in record.clients[5].reason
+    for key, value in weights(tmp_path, "without").items():
+        assert torch.allclose(weights(tmp_path)[key], value, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["auto", "all"])
+def test_a_priority_client_whose_training_overflows(federation, tmp_path, rule):
+    trained = []
+
+    def overflow(reply, message):
+        if "model" in reply.content:
+            trained.append(int(message.content["task"]["round"]))
+            if trained == [0, 1, 1, 2]:  # from the base; their own model is trained after it
+                reply.content["model"] = ArrayRecord(
+                    {"flat": Array(reply.content["model"]["flat"].numpy() * np.float32("nan"))}
+                )
+        return reply
+
+    grid, server = federation(rule=rule, warmup=0.0, rounds=4)
+    grid.tamper[0] = overflow if rule == "auto" else arrays(lambda a: a * np.float32("nan"))
+    if rule == "all":  # there is no way back
+        with pytest.raises(fa.FedalignError, match=r"paused before round 0.*site-0"):
+            server().run()
+        return
+    server().run()
+    rounds = history(tmp_path)
+    assert len(rounds) == 4
+    assert trained[:6] == [0, 1, 1, 2, 2, 3]
+    assert rounds[2].models_down == 6 + 6 + 2 * len(rounds[2].tried)  # the round is begun again
+    assert rounds[2].models_up == 6 + 6
+    assert rounds[1].fallback.apart
+    # Where it is their own model's training that overflows, that model stays as it is.
+    trained.clear()
+    grid, server = federation(rule=rule, warmup=0.0, rounds=4, out=str(tmp_path / "own"))
+
+    def own(reply, message):
+        if "model" in reply.content:
+            trained.append(int(message.content["task"]["round"]))
+            if len(trained) > 1 and trained[-1] == trained[-2]:
+                reply.content["model"] = ArrayRecord(
+                    {"flat": Array(reply.content["model"]["flat"].numpy() * np.float32("nan"))}
+                )
+        return reply
+
+    grid.tamper[0] = own
+    server().run()
+    assert trained == [0, 1, 1, 2, 2, 3, 3]
+    assert all(r.fallback.apart for r in history(tmp_path, "own"))
+
+
+def test_a_huge_sample_count_is_capped(federation, tmp_path):
+    def boast(reply, message):
+        if "samples" in reply.content:
+            reply.content["samples"]["train"] = 10**9
+        return reply
+
+    grid, server = federation(rule="all", rounds=2, free_cap=0.5)
+    grid.tamper[5] = boast
+    server().run()
+    shares = [c.weight for c in history(tmp_path)[1].clients]
+    assert shares[5] == pytest.approx(0.5 * sum(shares[:2]))
+    roster = RosterFile.read(tmp_path / "roster.toml")
+    capped = roster.adding(Entry(roster.entries[5].key, "site-5", samples=12))
+    capped.write(tmp_path / "roster.toml")
+    grid, server = federation(rule="all", rounds=2, out=str(tmp_path / "again"))
+    grid.tamper[5] = boast
+    server().run()
+    shares = [c.weight for c in history(tmp_path, "again")[1].clients]
+    assert shares[5] == pytest.approx(12 / 96 * sum(shares[:2]))
+
+
+def test_a_lost_free_node_is_lost_and_no_more(federation, tmp_path):
+    grid, server = federation(rule="all")
+    fallen = []
+
+    def fall(reply, message):
+        if message.metadata.message_type == "train" and len(fallen) < 2:
+            fallen.append(1)
+            return Message(Error(5, "Node unavailable"), reply_to=message) if len(fallen) == 1 else None
+        return reply
+
+    grid.tamper[3] = fall
+    server().run()
+    clients = [r.clients[3] for r in history(tmp_path)[1:]]  # the first is the warm-up
+    assert [c.decision for c in clients] == ["lost", "lost", "admitted", "admitted"]
+    assert clients[0].reason == "its node has stopped answering"
+    assert clients[1].reason == "no answer in 0.3 s"
+
+
+def test_a_lost_priority_node_pauses_the_run_which_goes_on(federation, tmp_path):
+    _, server = federation(rule="auto", out=str(tmp_path / "whole"))
+    server().run()
+    grid, server = federation(rule="auto")
+    trained = []
+
+    def fall(reply, message):
+        if message.metadata.message_type == "train":
+            trained.append(1)
+            if len(trained) > 3:
+                return None
+        return reply
+
+    grid.tamper[1] = fall
+    with pytest.raises(
+        fa.FedalignError, match=r"paused before round \d: the priority clients' quorum of 1.*site-1.*resume="
+    ):
+        server().run()
+    done = history(tmp_path)
+    assert 0 < len(done) < 5
+    _, again = federation(rule="auto", resume=str(tmp_path / "out"))
+    again().run()
+    assert history(tmp_path) == history(tmp_path, "whole")
+    for key, value in weights(tmp_path, "whole").items():
+        assert torch.equal(weights(tmp_path)[key], value)
+
+
+def test_with_a_smaller_quorum_it_goes_on_without(federation, tmp_path):
+    grid, server = federation(rule="fedalign", quorum=0.5)
+    grid.tamper[1] = lambda reply, message: None if message.metadata.message_type == "train" else reply
+    server().run()
+    assert [r.clients[1].decision for r in history(tmp_path)] == ["lost"] * 5
+
+
+def test_a_round_without_a_quorum_is_repeated(federation, tmp_path):
+    grid, server = federation(rule="fedalign", repeats=2)
+    failures = [1, 1]
+
+    def fall(reply, message):
+        return None if message.metadata.message_type == "train" and failures and failures.pop() else reply
+
+    grid.tamper[0] = fall
+    server().run()
+    assert [r.round for r in history(tmp_path)] == [0, 1, 2, 3, 4]
+
+
+def test_when_every_free_node_declines_it_is_priority(federation, tmp_path):
+    _, server = federation(rule="priority", out=str(tmp_path / "alone"))
+    server().run()
+    nodes = {k: {"partition-id": k, **({"opt-out": True} if k > 1 else {})} for k in range(6)}
+    _, server = federation(nodes=nodes, rule="all")
+    server().run()
+    assert {c.reason for r in history(tmp_path) for c in r.clients if c.decision == "declined"} == {"opted out"}
+    for key, value in weights(tmp_path, "alone").items():
+        assert torch.equal(weights(tmp_path)[key], value)
+
+
+def test_a_late_free_node_joins(federation, tmp_path):
+    grid, server = federation(nodes={k: {"partition-id": k} for k in range(5)}, rule="all", rounds=3)
+    made = server()
+    original, calls = grid.get_nodes, []
+
+    def later():
+        calls.append(1)
+        if len(calls) > 2:
+            grid.nodes[5] = {"partition-id": 5}
+        return original()
+
+    grid.get_nodes = later
+    made.run()
+    decisions = [r.clients[5].decision for r in history(tmp_path)]
+    assert (decisions[0], decisions[-1]) == ("absent", "admitted")
+
+
+def changed(what, when=lambda name, message: True):
+    """Replace losses that a node measures."""
+
+    def change(reply, message):
+        for name in list(reply.content["measures"]) if "measures" in reply.content else ():
+            if name.endswith("loss") and when(name, message):
+                reply.content["measures"][name] = what
+        return reply
+
+    return change
+
+
+def test_a_loss_that_is_no_number(federation, tmp_path):
+    # A free client's has no place among the others'.
+    grid, server = federation(rule="auto", warmup=0.0)
+    grid.tamper[5] = changed(float("nan"))
+    server().run()
+    assert {r.clients[5].decision for r in history(tmp_path)} == {"lost"}
+    # A judge's speaks against that candidate alone.
+    grid, server = federation(rule="auto", warmup=0.0, out=str(tmp_path / "judged"))
+    widest = {0: changed(float("nan"), lambda name, message: name == "heldout-4.loss")}
+    grid.tamper.update(widest)
+    server().run()
+    tried = [r.tried for r in history(tmp_path, "judged")]
+    assert [[t.loss is None for t in one] for one in tried] == [[False] * 4 + [True]] * 5
+    # The priority clients' own of the base: it begins again from the way back, or the run pauses.
+    grid, server = federation(rule="auto", warmup=0.0, out=str(tmp_path / "base"))
+    seen = []
+
+    def once(name, message):
+        seen.append(name)
+        return name == "heldout-0.loss" and seen.count(name) == 6
+
+    grid.tamper[0] = changed(float("nan"), once)
+    server().run()
+    assert len(history(tmp_path, "base")) == 5
+
+
+def test_judges_need_held_out_data(tmp_path):
+    driver = types.SimpleNamespace(
+        _settings=types.SimpleNamespace(rule="auto", match_on="train"),
+        roster=types.SimpleNamespace(priority=(True, False)),
+    )
+    assert GridDriver._needed(driver, 0) == ("train", "heldout")
+    assert GridDriver._needed(driver, 1) == ("train",)
+
+
+def test_the_clients_policy(tmp_path):
+    rule, own = fa.Align(0.5), Measure(1.4, 0.5, 10)
+    told = Broadcast(3, 1.0, 0.6, 0.5)
+    assert Policy().refuses(rule, own, told, False) is None
+    assert "not within 0.1" in Policy(max_epsilon=0.1).refuses(rule, own, told, False)
+    assert Policy(max_loss=1.0).refuses(rule, own, told, False) == "loss 1.4 is above its limit 1"
+    assert Policy(max_loss=1.0).refuses(rule, own, told, True) is None
+    assert Policy(opt_out=True).refuses(rule, own, told, True) == "opted out"
+    daily = Policy.read({"rounds-a-day": 2, "log": str(tmp_path / "log.jsonl"), "partition-id": 1})
+    for _ in range(2):
+        assert daily.refuses(rule, own, told, False) is None
+        daily.note(own, told, None)
+    assert daily.refuses(rule, own, told, False) == "2 rounds a day are enough"
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(line["loss"], line["trained"]) for line in lines] == [(1.4, True)] * 2
+    # A priority client may train two models in a round, which count once; in a second run the round is another.
+    daily = Policy.read({"rounds-a-day": 2, "log": str(tmp_path / "own.jsonl")})
+    for run in (7, 7, 8, 8):
+        assert daily.refuses(rule, own, told, True, run) is None
+        daily.note(own, told, None, run)
+    assert daily.refuses(rule, own, told, True, 8) == "2 rounds a day are enough"
+    with pytest.raises(fa.FedalignError, match="needs a log"):
+        Policy.read({"rounds-a-day": 2})
+    with pytest.raises(fa.FedalignError, match="max-loss must be a number"):
+        Policy.read({"max-loss": "much"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("unknown = 'maybe'", "unknown must be 'refuse' or 'free'"),
+        ("clients = 3", "unknown key 'clients'; did you mean 'client'"),
+        ("[[client]]\nname = 'a'", "a client has no key"),
+        ("[[client]]\nkey = 'abc'\nname = 'a'", "not a SHA-256"),
+        ("[[client]]\nkey = 'abc'\nname = 'a'\npriority = 1", "priority must be true or false"),
+        ("[[client]]\nkey = '" + "0" * 64 + "'\nname = 'a'\nsamples = 0", "samples must be at least 1"),
+        (2 * ("[[client]]\nkey = '" + "0" * 64 + "'\nname = 'a'\n"), "two clients with the key"),
+        ("[[client", "cannot read the roster"),
+    ],
+)
+def test_rosters_are_checked(tmp_path, text, message):
+    (tmp_path / "roster.toml").write_text(text)
+    with pytest.raises(fa.FedalignError, match=message):
+        RosterFile.read(tmp_path / "roster.toml")
+
+
+def test_a_key_has_one_fingerprint_however_it_is_written(tmp_path, capsys):
+    from fedalign.cli import main
+
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    openssh = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    assert fingerprint(openssh) == fingerprint(pem)
+    (tmp_path / "k.pub").write_bytes(openssh)
+    roster = str(tmp_path / "r.toml")
+    add = ["flower", "roster", "add", "--roster", roster]
+    assert main([*add, str(tmp_path / "k.pub"), "--name", "site-3", "--priority"]) == 0
+    assert RosterFile.read(Path(roster)).entries == (Entry(fingerprint(pem), "site-3", True),)
+    assert "site-3" in capsys.readouterr().out
+    (tmp_path / "bad.pub").write_text("hello")
+    assert main([*add, str(tmp_path / "bad.pub")]) == 2
+    assert "no public key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "the setting model is missing"),
+        ({"model": "a:b", "data": "c"}, "data must be package.module:function"),
+        ({"model": "a:b", "data": "c:d", "round": 3}, "unknown setting 'round'; did you mean 'rounds'"),
+        ({"model": "a:b", "data": "c:d", "rounds": "many"}, "rounds must be a whole number"),
+        ({"model": "a:b", "data": "c:d", "rule": "align"}, "rule is 'align'; did you mean 'fedalign'"),
+        ({"model": "a:b", "data": "c:d", "quorum": 0.0}, "quorum must be above 0"),
+        ({"model": "a:b", "data": "c:d", "lr": -1.0}, "lr"),
+    ],
+)
+def test_settings_are_checked(config, message):
+    with pytest.raises(fa.FedalignError, match=message):
+        Settings.read(config)
+
+
+def test_functions_are_found_or_it_is_said():
+    assert function(f"{__name__}:model") is model
+    for bad, message in (
+        ("nowhere.at_all:f", "cannot import"),
+        (f"{__name__}:f", "has no 'f'"),
+        (f"{__name__}:DATA", "not a function"),
+    ):
+        with pytest.raises(fa.FedalignError, match=message):
+            function(bad)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(federation, tmp_path):
+    _, server = federation(rule="all", rounds=1)
+    server().run()
+    with pytest.raises(fa.FedalignError, match="already holds a run"):
+        server()
+    _, other = federation(rule="all", rounds=1, resume=str(tmp_path / "out"), lr=0.5)
+    with pytest.raises(fa.FedalignError, match=r"other settings: lr was 0\.1, is 0\.5"):
+        other()
+    # A setting that the run's version didn't have counts as its default.
+    config = tmp_path / "out" / "config.toml"
+    config.write_text("".join(re.findall("^(?!cosine).*\n", config.read_text(), re.M)))
+    federation(rule="all", rounds=1, resume=str(tmp_path / "out"))[1]()
+
+
+def test_a_new_app_is_what_flower_wants(tmp_path):
+    from flwr.cli.config_utils import load_and_validate
+
+    files = create(tmp_path / "my-federation")
+    assert tmp_path / "my-federation" / "my_federation" / "task.py" in files
+    config, warnings = load_and_validate(tmp_path / "my-federation" / "pyproject.toml")
+    assert warnings == []
+    Settings.read(config["tool"]["flwr"]["app"]["config"])
+    with pytest.raises(fa.FedalignError, match="not empty"):
+        create(tmp_path / "my-federation")
+    with pytest.raises(fa.FedalignError, match="letters, digits"):
+        create(tmp_path / "1st")
+
+
+def test_what_leaves_a_client(federation):
+    grid, server = federation(rule="fedalign", rounds=2)
+    seen = []
+    for k in range(6):
+        grid.tamper[k] = lambda reply, message: seen.append(reply.content) or reply
+    server().run()
+    keys = {(name, key) for content in seen for name, record in content.items() for key in record}
+    allowed = {("model", "flat"), ("declined", "reason")}
+    allowed |= {("samples", split) for split in ("train", "heldout", "test")}
+    for name in ("own", "heldout-0", "test-0"):
+        allowed |= {("measures", f"{name}.{what}") for what in ("loss", "accuracy", "samples")}
+    assert keys <= allowed
+    assert all(not isinstance(r, ConfigRecord) or set(r) == {"reason"} for c in seen for r in c.values())

@@ -1,0 +1,180 @@
+"""Records what runs of the reference set produce, to the bit, and compares it with an earlier record.
+
+    python tests/reference/results.py record FILE.json [--only NAME …] [--keep FOLDER]
+    python tests/reference/results.py check  FILE.json [--only NAME …] [--keep FOLDER]
+
+The commands of the set are run with the ``fedalign`` that this Python imports, so the same script records an earlier
+version: ``PYTHONPATH=old/src python tests/reference/results.py record old.json``. A record holds, for every run, a
+hash of its decisions and one of all its values and final weights. Values are equal to the bit only on one kind of
+processor with one version of PyTorch, so the record names both by a fingerprint of their arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+ALL = "priority,all,local,fedalign,auto,gradient,trust,choice,weighted"
+FEW = "priority,all,fedalign,auto,trust"
+NO_UPDATES = "priority,all,local,fedalign,choice,weighted"
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """The reference set: what follows ``fedalign run``."""
+    trace = folder / "trace.csv"
+    rows = [f"{t},{k}" for t in range(8) for k in range(20) if (3 * t + 7 * k) % 5 and not (t == 5 and k < 10)]
+    trace.write_text("round,client\n" + "\n".join(rows) + "\n")
+    short = ["--seeds", "2", "--rounds", "20"]
+    return {
+        "synth-low": ["synth-low", "--arms", ALL, "--seeds", "2", "--rounds", "60"],
+        "synth-high": ["synth-high", "--arms", ALL, "--seeds", "2", "--rounds", "60"],
+        "uniform": ["synth-low", "--arms", FEW, *short, "--set", "participation.kind=uniform",
+                    "--set", "participation.fraction=0.4"],
+        "replacement": ["synth-low", "--arms", FEW, *short, "--set", "participation.kind=replacement",
+                        "--set", "participation.draws=6"],
+        "bernoulli": ["synth-low", "--arms", FEW, *short, "--set", "participation.kind=bernoulli",
+                      "--set", "participation.p=0.5"],
+        "trace": ["synth-low", "--arms", FEW, *short, "--set", "participation.kind=trace",
+                  "--set", f"participation.path={trace}", "--set", "participation.repeat=true"],
+        "scaffold": ["synth-low", "--arms", NO_UPDATES, *short, "--set", "local.scaffold=true"],
+        "scaffold-uniform": ["synth-low", "--arms", "priority,all,fedalign", *short, "--set", "local.scaffold=true",
+                             "--set", "participation.kind=uniform", "--set", "participation.fraction=0.4",
+                             "--set", "server.kind=fedavgm"],
+        "fedavgm": ["synth-low", "--arms", FEW, *short, "--set", "server.kind=fedavgm"],
+        "fedadam": ["synth-low", "--arms", FEW, *short, "--set", "server.kind=fedadam"],
+        "fedyogi": ["synth-high", "--arms", FEW, *short, "--set", "server.kind=fedyogi"],
+        "fedprox": ["synth-low", "--arms", FEW, *short, "--set", "local.mu=1.0"],
+        "momentum": ["synth-low", "--arms", FEW, *short, "--set", "local.momentum=0.9", "--set", "local.clip=1.0",
+                     "--set", "local.weight_decay=0.001"],
+        "accuracy": ["synth-low", "--arms", "fedalign,auto", *short, "--set", "match=accuracy"],
+        "ladder": ["synth-low", "--arms", "auto", *short, "--set", "arm.auto.ladder=[0.0,0.1,0.4]",
+                   "--set", "warmup=3"],
+        "no-fallback": ["synth-high", "--arms", "auto", *short, "--set", "arm.auto.fallback=false",
+                        "--set", "arm.auto.cosine=false"],
+        "theory-quadratic": ["theory-quadratic", "--seeds", "2"],
+        "fmnist": ["fmnist", "--arms", "priority,all,local,fedalign,auto", "--seeds", "1", "--rounds", "10"],
+    }  # fmt: skip
+
+
+def fingerprint() -> str:
+    """Hash the results of some float32 arithmetic: equal on machines that round alike."""
+    x = torch.linspace(-3, 3, 64 * 60).view(2, 32, 60)
+    w = torch.linspace(1, -1, 60 * 10).view(1, 60, 10).expand(2, -1, -1).contiguous()
+    y = torch.bmm(x, w)
+    wide = torch.linspace(-1, 1, 50 * 784).view(1, 50, 784).expand(2, -1, -1).contiguous()
+    narrow = torch.linspace(1, -1, 784 * 10).view(1, 784, 10).expand(2, -1, -1).contiguous()
+    parts = [y, y.exp(), torch.log_softmax(y, -1), y.tanh(), torch.bmm(wide, narrow), y.double().sum(1)]
+    digest = hashlib.sha256(torch.__version__.split("+")[0].encode())
+    for part in parts:
+        digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def run(arguments: list[str], out: Path) -> None:
+    """Run ``fedalign run`` with these arguments into a folder."""
+    code = "import sys; from fedalign.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "run", *arguments, "--device", "cpu", "--quiet", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    if done.returncode:
+        raise SystemExit(f"fedalign run {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+
+
+def read(out: Path, keys: dict[str, list[str]] | None) -> dict[str, dict[str, Any]]:
+    """Hash every run of a folder. ``keys`` are those of an earlier record: what has been added since is left out."""
+    found = {}
+    for log in sorted(out.glob("*/seed-*/rounds.jsonl")):
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        decisions = [[c["decision"] for c in row["clients"]] for row in rows]
+        kept = [{k: row[k] for k in (keys["round"] if keys else row)} for row in rows]
+        for row in kept:
+            row["clients"] = [{k: c[k] for k in (keys["client"] if keys else c)} for c in row["clients"]]
+        weights = load_file(log.parent / "model.safetensors")
+        digest = hashlib.sha256()
+        for name in sorted(weights):
+            digest.update(name.encode() + weights[name].contiguous().numpy().tobytes())
+        last = rows[-1]
+        found[f"{log.parent.parent.name}/{log.parent.name}"] = {
+            "decisions": _hash(decisions),
+            "values": _hash(kept),
+            "weights": digest.hexdigest()[:24],
+            "figures": [_short(last[k]) for k in ("global_loss", "test_loss", "test_accuracy", "train_loss")],
+            "admitted": sum(d == "admitted" for row in decisions for d in row),
+        }
+    return found
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def keys_of(out: Path) -> dict[str, list[str]]:
+    """The keys of a round and of a client, as they are written now."""
+    row = json.loads(next(iter(sorted(out.glob("*/seed-*/rounds.jsonl")))).read_text().splitlines()[0])
+    return {"round": sorted(row), "client": sorted(row["clients"][0])}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], exact: bool) -> list[str]:
+    """Say which runs differ; without ``exact``, figures may differ as other processors round otherwise."""
+    said = [f"{name} is missing" for name in old if name not in new]
+    for name in old.keys() & new.keys():
+        was, now = old[name], new[name]
+        if exact:
+            said += [f"{name}: {what} differ" for what in ("decisions", "values", "weights") if was[what] != now[what]]
+        else:
+            near = all(
+                (a is None and b is None) or math.isclose(a, b, rel_tol=0.05, abs_tol=0.02)
+                for a, b in zip(was["figures"], now["figures"], strict=True)
+            )
+            said += [] if near else [f"{name}: {was['figures']} became {now['figures']}"]
+    return sorted(said)
+
+
+def main() -> int:
+    """Record or check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["record", "check"])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", nargs="*", help="names of the set; without it, all")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
+    options = parser.parse_args()
+    record = json.loads(options.file.read_text()) if options.what == "check" else {"fingerprint": fingerprint()}
+    exact = record["fingerprint"] == fingerprint()
+    runs: dict[str, dict[str, Any]] = {}
+    said: list[str] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        home = options.keep or Path(temporary)
+        home.mkdir(parents=True, exist_ok=True)
+        for name, arguments in commands(home).items():
+            if options.only is not None and name not in options.only:
+                continue
+            run(arguments, home / name)
+            runs[name] = read(home / name, record.get("keys"))
+            record.setdefault("keys", keys_of(home / name))
+            if options.what == "check":
+                found = differences(record["runs"][name], runs[name], exact)
+                said += [f"{name}/{one}" for one in found]
+            print(name, "recorded" if options.what == "record" else found or "equal", flush=True)
+    if options.what == "record":
+        options.file.write_text(json.dumps({**record, "runs": runs}, indent=1) + "\n")
+    elif not exact:
+        print("this machine rounds otherwise than the record's: final figures were compared, not bits")
+    return 1 if said else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
