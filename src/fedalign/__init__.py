@@ -8,14 +8,26 @@
 True
 """
 
+from fedalign.aggregation.aggregator import Aggregator, WeightedMean
+from fedalign.aggregation.clip import ClipUpdate
+from fedalign.aggregation.length_bound import LengthBound
+from fedalign.aggregation.median import CoordinateMedian
+from fedalign.aggregation.trimmed_mean import TrimmedMean
+from fedalign.aggregation.update_steps import ClientStep, ServerStep, UpdateContext
+from fedalign.callbacks import Callback, RunInfo
 from fedalign.data.federation import Client, Federation
 from fedalign.data.samples import Pool
 from fedalign.errors import DivergedError, FedalignError, FederationWarning
 from fedalign.protocol.records import ClientRound, History, RoundRecord, Tried
-from fedalign.rules.align import Align, AutoAlign, Everyone, PriorityOnly
+from fedalign.rules.align import Align
+from fedalign.rules.auto import AutoAlign
+from fedalign.rules.baselines import Alone, Everyone, PriorityOnly
+from fedalign.rules.legacy import candidate as Candidate
 from fedalign.rules.literature import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
-from fedalign.rules.rule import Broadcast, Candidate, Measure, Rule, Similarity
-from fedalign.simulation.api import Alone, RunSpec, SimulationResult, simulate, simulate_many
+from fedalign.rules.rule import Broadcast, Measure, Offer, Rule, Selection, Similarity
+from fedalign.simulation.api import simulate, simulate_many
+from fedalign.simulation.simulation import SimulationResult
+from fedalign.simulation.spec import RunSpec
 from fedalign.training.local import LocalSGD
 from fedalign.training.losses import cross_entropy, squared_error
 from fedalign.training.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
@@ -25,15 +37,20 @@ from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregator",
     "Align",
     "Alone",
     "AutoAlign",
     "Bernoulli",
     "Broadcast",
+    "Callback",
     "Candidate",
     "Client",
     "ClientRound",
+    "ClientStep",
+    "ClipUpdate",
     "Constant",
+    "CoordinateMedian",
     "Cosine",
     "DivergedError",
     "Everyone",
@@ -48,10 +65,12 @@ __all__ = [
     "GradientAlign",
     "History",
     "InverseTime",
+    "LengthBound",
     "Linear",
     "LocalSGD",
     "LossWeighted",
     "Measure",
+    "Offer",
     "Participation",
     "Piecewise",
     "Pool",
@@ -60,16 +79,22 @@ __all__ = [
     "Replacement",
     "RoundRecord",
     "Rule",
+    "RunInfo",
     "RunSpec",
     "Schedule",
+    "Selection",
     "ServerOptimizer",
+    "ServerStep",
     "Similarity",
     "SimulationResult",
     "Step",
     "Trace",
     "Tried",
+    "TrimmedMean",
     "TrustWeighted",
     "Uniform",
+    "UpdateContext",
+    "WeightedMean",
     "cross_entropy",
     "simulate",
     "simulate_many",

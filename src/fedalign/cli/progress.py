@@ -16,13 +16,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedalign.callbacks import Callback
 from fedalign.protocol.records import RoundRecord, mean_or_none
 
 
 class ExperimentProgress:
     """Shows rounds done, time left and, for each arm, the last round's means over seeds."""
 
-    def __init__(self, console: Console, arms: Sequence[str], rounds: int, start: int) -> None:
+    def __init__(self, console: Console, arms: Sequence[str], rounds: int) -> None:
         self._bar = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -32,7 +33,7 @@ class ExperimentProgress:
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._bar.add_task("rounds", total=rounds, completed=start)
+        self._task = self._bar.add_task("rounds", total=rounds)
         self._latest: dict[str, dict[int, RoundRecord]] = {arm: {} for arm in arms}
         self._live = Live(self._picture(), console=console, refresh_per_second=4, transient=True)
 
@@ -43,8 +44,16 @@ class ExperimentProgress:
     def __exit__(self, *exception: object) -> None:
         self._live.__exit__(None, None, None)
 
+    def callback(self, arm: str, seed: int) -> Callback:
+        """Make the callback that shows the rounds of one run."""
+        return _ShowRound(self, arm, seed)
+
+    def start_at(self, round: int) -> None:
+        """Show that a resumed run goes on from this round."""
+        self._bar.update(self._task, completed=round)
+
     def update(self, arm: str, seed: int, record: RoundRecord) -> None:
-        """Hear of a finished round."""
+        """Show a finished round."""
         self._latest[arm][seed] = record
         behind = min(r.round for records in self._latest.values() for r in records.values())
         self._bar.update(self._task, completed=behind + 1)
@@ -65,3 +74,13 @@ class ExperimentProgress:
                 "–" if admitted is None else f"{admitted:.1f}",
             )
         return Group(self._bar, table)
+
+
+class _ShowRound(Callback):
+    needs_model = False
+
+    def __init__(self, progress: ExperimentProgress, arm: str, seed: int) -> None:
+        self._progress, self._arm, self._seed = progress, arm, seed
+
+    def on_round(self, record: RoundRecord, model: object) -> None:
+        self._progress.update(self._arm, self._seed, record)

@@ -73,9 +73,16 @@ def simulate(
     from fedalign.cli.progress import ExperimentProgress
     from fedalign.experiments.runner import execute, prepare
 
+    progress = None if options.quiet else ExperimentProgress(console, experiment.arms, experiment.rounds)
     with notes_said() as notes:
         prepared = prepare(
-            experiment, folder, resume=resume, device=experiment.device, on=options.on, workers=options.workers
+            experiment,
+            folder,
+            resume=resume,
+            device=experiment.device,
+            on=options.on,
+            workers=options.workers,
+            callbacks=[] if progress is None else [progress.callback],
         )
         notes += prepared.notes
     console.print(
@@ -87,12 +94,10 @@ def simulate(
             f"going on from round {prepared.start} of {experiment.rounds}; "
             f"{len(prepared.live)} of {len(prepared.runs)} runs to do"
         )
-    with contextlib.ExitStack() as stack:
-        show = None
-        if not options.quiet:
-            progress = ExperimentProgress(console, experiment.arms, experiment.rounds, prepared.start)
-            show = stack.enter_context(progress).update
-        outcome = execute(prepared, show) if show else execute(prepared)
+    if progress is not None:
+        progress.start_at(prepared.start)
+    with progress or contextlib.nullcontext():
+        outcome = execute(prepared)
     for arm, failed in outcome.diverged.items():
         for seed, message in failed.items():
             errors().print(f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}")

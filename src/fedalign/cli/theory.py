@@ -34,11 +34,16 @@ def _advise(options: argparse.Namespace) -> int:
     import numpy as np
 
     from fedalign.experiments.config import load
-    from fedalign.rules.align import Align, AutoAlign, PriorityOnly
-    from fedalign.simulation.api import RunSpec, SimulationResult, initial_module, simulate_many
+    from fedalign.rules.align import Align
+    from fedalign.rules.auto import AutoAlign
+    from fedalign.rules.baselines import PriorityOnly
+    from fedalign.simulation.api import simulate_many
     from fedalign.simulation.engine.layout import Layout
+    from fedalign.simulation.simulation import SimulationResult
+    from fedalign.simulation.spec import RunSpec, initial_module
     from fedalign.theory.advise import advise
-    from fedalign.theory.setting import TheoryWatch, check_rate, check_settings, setting_of
+    from fedalign.theory.callback import TheoryCallback
+    from fedalign.theory.setting import check_rate, check_settings, setting_of
     from fedalign.training.schedules import Piecewise, Theory
 
     console = Console(highlight=False)
@@ -48,12 +53,12 @@ def _advise(options: argparse.Namespace) -> int:
     check_settings(experiment.settings, local)
     federation = experiment.federation(0)
     setting = setting_of(experiment.settings, federation, local)
-    watch = TheoryWatch.of(setting)
+    theory = TheoryCallback(setting)
     module = initial_module(experiment.model, 0)
     start = setting.weights(Layout(module).flatten(module))
     c = setting.constants(start)
     if isinstance(local.schedule, Theory):
-        local = dataclasses.replace(local, lr=watch.rate)
+        local = dataclasses.replace(local, lr=theory.rate)
     check_rate(local, c)
     rounds = experiment.rounds
     short = options.warmup if options.warmup is not None else max(1, rounds // 10)
@@ -62,7 +67,7 @@ def _advise(options: argparse.Namespace) -> int:
 
     def spec(rule: Any, rounds: int) -> RunSpec:
         return RunSpec(
-            federation, rule, rounds, 0, local, experiment.participation, watch=watch
+            federation, rule, rounds, 0, local, experiment.participation, callbacks=[theory.for_run()]
         )  # fmt: skip
 
     def run(specs: list[RunSpec]) -> list[SimulationResult]:

@@ -59,6 +59,9 @@ class Federation:
             tuple(c.priority for c in clients),
             tuple(len(c.train) for c in clients),
         )
+        for client in self.clients:
+            if not len(client.train):
+                raise FedalignError(f"client {client.name!r} has no training samples; leave it out or give it some")
         if all(self.roster.priority):
             warnings.warn(
                 f"all {len(self.clients)} clients are priority clients: nobody is left to admit, "

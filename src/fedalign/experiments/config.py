@@ -20,11 +20,12 @@ from fedalign.data.images import Cifar10, Emnist, FashionMnist, Idx, ImageData
 from fedalign.data.synth import Synth
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.build import check, check_type, construct, resolve
-from fedalign.rules.align import Align, AutoAlign, Everyone, PriorityOnly
+from fedalign.rules.align import Align
+from fedalign.rules.auto import AutoAlign
+from fedalign.rules.baselines import Alone, Everyone, PriorityOnly
 from fedalign.rules.literature import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
 from fedalign.rules.rule import Rule
-from fedalign.simulation.api import Alone, RunSpec
-from fedalign.simulation.driver import Watch
+from fedalign.simulation.spec import RunSpec
 from fedalign.training import models
 from fedalign.training.local import LocalSGD
 from fedalign.training.losses import PerSampleLoss, cross_entropy, squared_error
@@ -33,7 +34,7 @@ from fedalign.training.schedules import Schedule, Theory
 from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 
 if TYPE_CHECKING:
-    from fedalign.theory.setting import TheoryWatch
+    from fedalign.theory.callback import TheoryCallback
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Experiment:
         self.loss = LOSSES[settings["loss"]]
         self.device: str = settings["device"]
         self.tf32: bool = settings["tf32"]
-        self._theory: dict[tuple[int, float], tuple[TheoryWatch | None, Federation]] = {}
+        self._theory: dict[tuple[int, float], tuple[TheoryCallback | None, Federation]] = {}
         for arm in {*self.arms, *settings.get("arm", {})}:
             self._rule(arm)
             if not isinstance(self.local(arm).schedule, Theory):
@@ -213,31 +214,33 @@ class Experiment:
 
     def _spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
         warmup = self._arm(arm).get("warmup", self.settings["warmup"])
-        local, watch = self.local(arm), None
+        local, theory = self.local(arm), None
         if self.settings["theory"] or isinstance(local.schedule, Theory):
-            local, watch = self._in_theory(federation, local)
+            local, theory = self._in_theory(federation, local)
         rule = self._rule(arm)
         return RunSpec(
             federation, rule, self.rounds, warmup, local, self.participation, seed,
-            server=self._server, watch=None if isinstance(rule, Alone) else watch,
+            server=self._server, name=arm,
+            callbacks=[] if theory is None or isinstance(rule, Alone) else [theory.for_run()],
         )  # fmt: skip
 
-    def _in_theory(self, federation: Federation, local: LocalSGD) -> tuple[LocalSGD, Watch | None]:
-        """Bind the theorems' learning rate to the federation, and watch the run; not where an assumption fails."""
-        from fedalign.theory.setting import TheoryWatch, setting_of
+    def _in_theory(self, federation: Federation, local: LocalSGD) -> tuple[LocalSGD, TheoryCallback | None]:
+        """Bind the theorems' learning rate to the federation; no callback where an assumption fails."""
+        from fedalign.theory.callback import TheoryCallback
+        from fedalign.theory.setting import setting_of
 
         key = (id(federation), local.mu)  # what arms may change, the rate aside
         if key not in self._theory:
             try:
-                self._theory[key] = TheoryWatch.of(setting_of(self.settings, federation, local)), federation
+                self._theory[key] = TheoryCallback(setting_of(self.settings, federation, local)), federation
             except FedalignError:
                 if isinstance(local.schedule, Theory):
                     raise
                 self._theory[key] = None, federation  # summarising the run says which assumption fails
-        watch, _ = self._theory[key]
-        if isinstance(local.schedule, Theory) and watch is not None:
-            local = dataclasses.replace(local, lr=watch.rate)
-        return local, watch
+        theory, _ = self._theory[key]
+        if isinstance(local.schedule, Theory) and theory is not None:
+            local = dataclasses.replace(local, lr=theory.rate)
+        return local, theory
 
     def _arm(self, arm: str) -> dict[str, Any]:
         return dict(self.settings.get("arm", {}).get(arm, {}))

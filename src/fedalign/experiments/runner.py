@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -15,16 +14,23 @@ from typing import Any, Literal
 import tomli_w
 import torch
 
+from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError
 from fedalign.experiments.config import Experiment, load
-from fedalign.experiments.store import Checkpoint, Mark, RunStore, write_atomically
+from fedalign.experiments.recorder import Recorder
+from fedalign.experiments.store import Checkpoint, RunStore, write_atomically
 from fedalign.experiments.summary import incentive, summarise
-from fedalign.protocol.messages import RoundDone
-from fedalign.protocol.records import History, RoundRecord
-from fedalign.simulation.api import Alone, RunSpec, Simulation, SimulationResult, resolve_device, state_of
+from fedalign.protocol.records import History
+from fedalign.rules.auto import AutoAlign
+from fedalign.rules.baselines import Alone
+from fedalign.simulation.device import resolve_device
+from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.ray_workers import RaySimulation
+from fedalign.simulation.simulation import Simulation
+from fedalign.simulation.spec import RunSpec, initial_module
 
 _BYTES_A_ROUND = 64 << 20  # of checkpoints, on average
+CallbackFactory = Callable[[str, int], Callback]  # makes the callback of an arm and a seed
 
 
 @dataclass
@@ -65,10 +71,12 @@ def prepare(
     device: str = "auto",
     on: Literal["here", "ray"] = "here",
     workers: int | None = None,
+    callbacks: Sequence[CallbackFactory] = (),
 ) -> Prepared:
     """Check an experiment, its output folder and, to resume, its checkpoints. Writes nothing.
 
-    With ``on="ray"`` the runs are spread over ``workers`` of Ray's cluster.
+    With ``on="ray"`` the runs are spread over ``workers`` of Ray's cluster. ``callbacks`` are functions of an arm and
+    a seed, each of which makes a callback for that run.
     """
     chosen = resolve_device(device if on == "here" else "cpu")
     notes: list[str] = []
@@ -97,6 +105,11 @@ def prepare(
     ]
     simulation: Simulation | RaySimulation | None = None
     if live:
+        recorders = _recorders(experiment, [runs[i][2] for i in live], [stores[i] for i in live])
+        for i, recorder in zip(live, recorders, strict=True):
+            arm, seed, spec = runs[i]
+            more = [make(arm, seed) for make in callbacks]
+            runs[i] = arm, seed, dataclasses.replace(spec, callbacks=[*spec.callbacks, recorder, *more])
         specs, loss, tf32 = [runs[i][2] for i in live], experiment.loss, experiment.tf32
         if on == "ray":
             simulation = RaySimulation(specs, experiment.model, loss=loss, device=device, tf32=tf32, workers=workers)
@@ -106,36 +119,16 @@ def prepare(
     return Prepared(experiment, folder, resume, runs, stores, points, chosen, simulation, live, notes)
 
 
-def execute(
-    prepared: Prepared, on_round: Callable[[str, int, RoundRecord], None] = lambda arm, seed, record: None
-) -> Outcome:
-    """Run what was prepared. ``on_round`` hears of every finished round of every run."""
+def execute(prepared: Prepared) -> Outcome:
+    """Run what was prepared. Callbacks write the output and hear of every finished round of every run."""
     began = time.monotonic()
     experiment, folder = prepared.experiment, prepared.folder
     _open_folder(prepared)
     earlier = _earlier_seconds(folder) if prepared.resume else 0.0
-
     if prepared.simulation is not None:
-        saver = _Saver(prepared)
-        try:
-            for events in prepared.simulation.rounds():
-                for place, event in events:
-                    i = prepared.live[place]
-                    arm, seed, _ = prepared.runs[i]
-                    if isinstance(event, RoundDone):
-                        saver.keep(i, event)
-                        on_round(arm, seed, event.record)
-                    else:
-                        prepared.stores[i].mark_diverged(event)
-                    del event  # it may hold many models
-                del events
-        finally:
-            saver.flush()
-        for i, result in zip(prepared.live, prepared.simulation.results(), strict=True):
-            if result.error is None:
-                prepared.stores[i].save_clients(_client_rows(prepared.runs[i][2], result))
-                prepared.stores[i].save_model(_named_tensors(prepared.runs[i][2], result))
-
+        for _ in prepared.simulation.rounds():
+            pass  # the callbacks have heard of it
+        prepared.simulation.results()
     histories: dict[str, dict[int, History]] = {}
     diverged: dict[str, dict[int, str]] = {}
     for (arm, seed, _), store in zip(prepared.runs, prepared.stores, strict=True):
@@ -165,33 +158,12 @@ def execute(
     return Outcome(summary, histories, diverged)
 
 
-class _Saver:
-    """Writes rounds as they come, and checkpoints: every round, or less often if the models are very large."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
-        self._every: int | None = None
-        self._pending: dict[int, tuple[Mark, RoundDone]] = {}
-
-    def keep(self, i: int, done: RoundDone) -> None:
-        """Store run i's round."""
-        mark = self._prepared.stores[i].append(done.record)
-        self._pending[i] = mark, done
-        if self._every is None:
-            models = sum(_models_kept(self._prepared.runs[j][2]) for j in self._prepared.live)
-            one = done.model[0] if isinstance(done.model, tuple) else done.model
-            self._every = max(1, -(-models * one.nbytes // _BYTES_A_ROUND))
-        if mark.rounds % self._every == 0 or mark.rounds == self._prepared.experiment.rounds:
-            self._write(i)
-
-    def flush(self) -> None:
-        """Make the last finished round a checkpoint, also when the run is interrupted."""
-        for i in list(self._pending):
-            self._write(i)
-
-    def _write(self, i: int) -> None:
-        mark, done = self._pending.pop(i)
-        self._prepared.stores[i].checkpoint(mark, state_of(done))
+def _recorders(experiment: Experiment, specs: Sequence[RunSpec], stores: Sequence[RunStore]) -> list[Recorder]:
+    """Make the callbacks that write runs; checkpoints are rarer where the models are very large."""
+    layout = Layout(initial_module(experiment.model, 0))
+    size = layout.size * torch.empty(0, dtype=layout.dtype).element_size()
+    every = max(1, -(-sum(_models_kept(spec) for spec in specs) * size // _BYTES_A_ROUND))
+    return [Recorder(store, spec.federation, spec.rounds, every) for spec, store in zip(specs, stores, strict=True)]
 
 
 def _models_kept(spec: RunSpec) -> int:
@@ -199,24 +171,11 @@ def _models_kept(spec: RunSpec) -> int:
     clients = len(spec.federation)
     if isinstance(spec.rule, Alone):
         return clients
-    branches = 2 if spec.rule.fallback else 1
-    base = 1 if spec.rule.needs_updates else 0
-    return base + branches * (3 if spec.server is not None else 1) + (clients + 1 if spec.local.scaffold else 0)
-
-
-def _client_rows(spec: RunSpec, result: SimulationResult) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": k,
-            "name": client.name,
-            "priority": client.priority,
-            "test_accuracy": measure.accuracy,
-            "test_loss": measure.loss if math.isfinite(measure.loss) else None,
-            "test_samples": measure.samples,
-        }
-        for k, (client, measure) in enumerate(zip(spec.federation.clients, result.clients, strict=True))
-        if measure is not None
-    ]
+    rule = spec.rule if isinstance(spec.rule, AutoAlign) else None
+    branches = 2 if rule is not None and rule.fallback else 1
+    training = 1 if rule is not None and rule.has_training_model else 0
+    controls = clients + 1 if getattr(spec.local, "scaffold", False) else 0
+    return training + branches * (3 if spec.server is not None else 1) + controls
 
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -272,7 +231,7 @@ def _common_points(stores: Sequence[RunStore]) -> tuple[list[Checkpoint | None],
 
 
 def _from(point: Checkpoint | None, spec: RunSpec) -> RunSpec:
-    return spec if point is None else dataclasses.replace(spec, start=point.rounds, state=point.state, last=point.last)
+    return spec if point is None else dataclasses.replace(spec, snapshot=point.snapshot, last=point.last)
 
 
 def _open_folder(prepared: Prepared) -> None:
@@ -288,17 +247,6 @@ def _open_folder(prepared: Prepared) -> None:
     if prepared.resume:
         for i in prepared.live:
             prepared.stores[i].rewind(prepared.points[i])
-
-
-def _named_tensors(spec: RunSpec, result: SimulationResult) -> dict[str, torch.Tensor]:
-    """Name a run's final weights; where every client has a model, by the client too."""
-    if not isinstance(spec.rule, Alone):
-        return {key: value.contiguous() for key, value in result.model.state_dict().items()}
-    return {
-        f"{name}.{key}": value.contiguous()
-        for name, module in zip(spec.federation.roster.names, result.model, strict=True)
-        for key, value in module.state_dict().items()
-    }
 
 
 def _settings(experiment: Experiment, device: torch.device) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """One run's folder: rounds as they happen, a checkpoint that survives a kill, and the final weights.
 
 After every round the line is flushed first, then the checkpoint replaces the old one, which is kept as ``previous``.
-A checkpoint knows how long ``rounds.jsonl`` was, so what a killed run wrote after it is cut off on resume, and it
-carries checksums of itself and of the log up to there, so damage is noticed.
+A checkpoint is a safetensors file: the snapshot's tensors by name, and a small JSON. It knows how long ``rounds.jsonl``
+was, so what a killed run wrote after it is cut off on resume. It carries checksums of itself and of the log up to
+there, so damage is noticed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedalign.errors import DivergedError, FedalignError
+from fedalign.protocol.messages import Snapshot
 from fedalign.protocol.records import History, RoundRecord
+
+FORMAT = "2"  #: of checkpoints; version 0.1 wrote none
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run can go on: after ``rounds`` rounds, with ``state`` (flat weights), at ``offset`` of the log.
+    """Where a run can go on: its snapshot, the length of the log then, and the record of the round before."""
 
-    ``last`` is the record of the round before.
-    """
-
-    rounds: int
+    snapshot: Snapshot
     offset: int
-    state: torch.Tensor
     last: RoundRecord | None
     path: Path
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are done."""
+        return self.snapshot.round
 
 
 @dataclass(frozen=True)
@@ -74,31 +79,39 @@ class RunStore:
         self._log_digest.update(line)
         return Mark(record.round + 1, offset, self._log_digest.hexdigest())
 
-    def checkpoint(self, mark: Mark, state: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Store the state that belongs to a mark, as a tensor or as its rows (which need not be copied together)."""
-        tensors = [state] if isinstance(state, torch.Tensor) else list(state)
-        tensors = [t.detach().cpu().contiguous() for t in tensors]
+    def checkpoint(self, mark: Mark, snapshot: Snapshot) -> None:
+        """Store the snapshot that belongs to a mark."""
+        # A copy where tensors share memory, as equal models do at a run's start: safetensors stores each by itself.
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in snapshot.tensors.items()}
+        shared = {name for name, tensor in tensors.items() if _is_shared(name, tensor, tensors)}
+        tensors = {name: tensor.clone() if name in shared else tensor for name, tensor in tensors.items()}
         info = {
+            "format": FORMAT,
             "rounds": str(mark.rounds),
             "offset": str(mark.offset),
             "log": mark.digest,
-            "state": _digest(tensors),
+            "values": json.dumps(snapshot.values),
+            "tensors": _digest(tensors),
         }
-        names = ["state"] if isinstance(state, torch.Tensor) else [f"state-{row}" for row in range(len(tensors))]
         fresh = self._latest.with_suffix(".new")
-        save_file(dict(zip(names, tensors, strict=True)), fresh, info)
+        save_file(tensors, fresh, info)
         if self._latest.exists():
             self._latest.replace(self._previous)
         fresh.replace(self._latest)
 
     def checkpoints(self) -> tuple[list[Checkpoint], list[str]]:
-        """Read the usable checkpoints, newest first, and say what is wrong with the others."""
+        """Read the usable checkpoints, newest first, and say what is wrong with the others.
+
+        Raises :class:`FedalignError` for a checkpoint of version 0.1.
+        """
         good, said = [], []
         for path in (self._latest, self._previous):
             if not path.exists():
                 continue
             try:
                 good.append(self._read_checkpoint(path))
+            except FedalignError:
+                raise
             except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
                 said.append(f"{path} cannot be used ({error})")
         return good, said
@@ -164,15 +177,15 @@ class RunStore:
     def _read_checkpoint(self, path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             info = file.metadata() or {}
-            names = set(file.keys())
-            if "state" in names:
-                state = file.get_tensor("state")
-            else:
-                first = file.get_tensor("state-0")
-                state = first.new_empty(len(names), *first.shape)
-                for row in range(len(names)):
-                    state[row] = file.get_tensor(f"state-{row}")
-        if info["state"] != _digest([state]):
+            if "format" not in info and "state" in info:
+                raise FedalignError(
+                    f"{path} was written by fedalign 0.1, whose checkpoints this version cannot read: "
+                    "finish that run with fedalign 0.1, or start it again in another folder"
+                )
+            if info["format"] != FORMAT:
+                raise ValueError(f"its format {info['format']!r} is not known to this version")
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        if info["tensors"] != _digest(tensors):
             raise ValueError("its checksum doesn't match")
         rounds, offset = int(info["rounds"]), int(info["offset"])
         with self.log.open("rb") as log:
@@ -180,7 +193,7 @@ class RunStore:
         if len(before) < offset or hashlib.sha256(before).hexdigest() != info["log"]:
             raise ValueError(f"{self.log.name} isn't as it was then")
         last = RoundRecord.from_json(before.splitlines()[-1]) if before else None
-        return Checkpoint(rounds, offset, state, last, path)
+        return Checkpoint(Snapshot(rounds, tensors, json.loads(info["values"])), offset, last, path)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -190,8 +203,19 @@ def write_atomically(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def _digest(tensors: Sequence[torch.Tensor]) -> str:
+def _is_shared(name: str, tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Tell whether an earlier tensor lies in the same memory."""
+    for other, earlier in tensors.items():
+        if other == name:
+            return False
+        if earlier.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+            return True
+    return False
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.numpy().data)  # no copy: a state may be hundreds of megabytes
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].numpy().data)  # no copy: a snapshot may be hundreds of megabytes
     return digest.hexdigest()

@@ -1,57 +1,67 @@
-"""Who is there: the roster's clients, their nodes and sample counts, as they come and go."""
+"""The clients of a federation over Flower: the roster file's entries, and the sample counts that clients report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable, Sequence
 
 from fedalign.flower.roster_file import Entry
 from fedalign.protocol.roster import Roster
-from fedalign.training.participation import Participation, Presence
 
 
-@dataclass(frozen=True)
-class LiveRoster(Roster):
-    """A roster whose sample counts become known as clients report them; until then a client isn't invited."""
+class Members:
+    """The clients by number. Sample counts become known as clients report them; until then a client has no weight.
 
-    counts: dict[int, int] = field(default_factory=dict, compare=False)
-    caps: Mapping[int, int] = field(default_factory=dict, compare=False)
-    free_cap: float = 1.0
+    >>> members = Members([Entry("aa", "site-1", True), Entry("bb", "site-2", samples=50)], free_cap=1.0)
+    >>> members.report(0, 100)
+    >>> members.report(1, 400)
+    >>> members.roster().samples
+    (100, 50)
+    """
 
-    @classmethod
-    def of(cls, entries: Sequence[Entry], free_cap: float) -> LiveRoster:
-        """Begin with the roster file's clients."""
-        return cls(
-            tuple(entry.name for entry in entries),
-            tuple(entry.priority for entry in entries),
-            (1,) * len(entries),
-            {},
-            {k: entry.samples for k, entry in enumerate(entries) if entry.samples is not None},
-            free_cap,
+    def __init__(self, entries: Sequence[Entry], free_cap: float) -> None:
+        self._entries, self._free_cap = list(entries), free_cap
+        self._numbers = {entry.key: k for k, entry in enumerate(entries)}
+        self._counts: dict[int, int] = {}
+
+    def name(self, k: int) -> str:
+        """Return the name of a client in the roster."""
+        return self._entries[k].name
+
+    def is_priority(self, k: int) -> bool:
+        """Say whether the roster makes a client a priority client."""
+        return self._entries[k].priority
+
+    def number(self, entry: Entry) -> int | None:
+        """Return the number of a roster entry; None if it has come since the run began."""
+        return self._numbers.get(entry.key)
+
+    def has_reported(self, k: int) -> bool:
+        """Say whether a client's sample count is known."""
+        return k in self._counts
+
+    def report(self, k: int, samples: int) -> None:
+        """Note how many training samples a client says it has; the roster file may cap that."""
+        cap = self._entries[k].samples
+        self._counts[k] = samples if cap is None else min(samples, cap)
+
+    def roster(self) -> Roster:
+        """Return the roster as it stands now, which later reports do not change."""
+        return Roster(
+            tuple(entry.name for entry in self._entries),
+            tuple(entry.priority for entry in self._entries),
+            tuple(self._counts.get(k, 0) for k in range(len(self._entries))),
+            self._free_cap,
         )
 
-    @property
-    def p(self) -> npt.NDArray[np.float64]:
-        """The weights of those that have reported; a free client's is at most ``free_cap``."""
-        samples = np.array(
-            [min(self.counts.get(k, 0), self.caps.get(k, self.counts.get(k, 0))) for k in range(len(self))], np.float64
-        )
-        priority = np.asarray(self.priority, bool)
-        total = samples[priority].sum()
-        weights: npt.NDArray[np.float64] = samples / total if total else samples * 0.0
-        return np.where(priority, weights, np.minimum(weights, self.free_cap))
+    def missing(self, present: Iterable[int]) -> list[str]:
+        """Name the priority clients that are not among those present."""
+        here = set(present)
+        return [entry.name for k, entry in enumerate(self._entries) if entry.priority and k not in here]
 
-
-@dataclass(frozen=True)
-class Online(Participation):
-    """Reachable is who is connected now and has reported its sample counts."""
-
-    who: Callable[[], set[int]]
-
-    def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Ask who is there."""
-        there = self.who()
-        return Presence(tuple(k in there for k in range(len(roster))))
+    def weight(self, clients: Iterable[int]) -> float:
+        """Return the part of the priority clients' weight that some clients have; before all report, of their number."""
+        some = {k for k in clients if self.is_priority(k)}
+        everyone = {k for k, entry in enumerate(self._entries) if entry.priority}
+        if not everyone <= self._counts.keys():
+            return len(some) / len(everyone)
+        return float(sum(self.roster().p[k] for k in some))

@@ -11,13 +11,15 @@ import torch
 
 from fedalign.data.federation import Federation
 from fedalign.data.samples import Arrays
+from fedalign.aggregation.update_steps import UpdateContext, sent_model
 from fedalign.errors import FedalignError, FederationWarning
 from fedalign.flower.settings import Settings, function
 from fedalign.rules.rule import Measure, Split
-from fedalign.simulation.api import initial_module, resolve_device
+from fedalign.simulation.device import resolve_device
 from fedalign.simulation.engine.batched import BatchedEngine
 from fedalign.simulation.engine.jobs import Data, EvalJob, TrainJob
 from fedalign.simulation.model_checks import check_model, check_repeatable
+from fedalign.simulation.spec import initial_module
 from fedalign.training.losses import cross_entropy
 
 
@@ -85,10 +87,11 @@ class Node:
         return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
 
     def train(self, model: torch.Tensor, client: int, round: int, rounds: int) -> torch.Tensor:
-        """Do the round's local work; ``client`` is its number in the federation, which fixes the order of batches."""
+        """Do the round's local work and the client steps; ``client`` is its number in the federation, which fixes the order of batches."""
         local, seed = self._settings.local(), self._settings.seed
         job = TrainJob(
             model.to(self._device), self._federation.pool, self._client.train, local, seed, round, rounds, client
         )
         (trained,) = self._engine.train([job])
-        return trained.model
+        context, size = UpdateContext(seed, round, client), self.layout.trainable_size
+        return sent_model(trained.model, job.model, self._settings.make_client_steps(), context, size)

@@ -1,10 +1,11 @@
-"""The ServerApp: the protocol, driven over the Grid, with every round on disk."""
+"""The ServerApp: an algorithm, driven over the Grid, with every round on disk."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,22 @@ import tomli_w
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from torch import nn
 
+from fedalign.callbacks import Callback, RunInfo, close_all, notify_round
 from fedalign.errors import DivergedError, FedalignError
+from fedalign.experiments.recorder import Recorder
 from fedalign.experiments.store import RunStore, write_atomically
 from fedalign.flower.grid import BelowQuorumError, GridDriver
-from fedalign.flower.members import Online
 from fedalign.flower.roster_file import RosterFile
 from fedalign.flower.settings import Settings, function
-from fedalign.protocol.federated import federated
-from fedalign.protocol.messages import RoundDone
+from fedalign.protocol.messages import RoundDone, Snapshot
 from fedalign.protocol.plan import Plan, warmup_rounds
 from fedalign.protocol.records import RoundRecord
-from fedalign.simulation.api import initial_module, state_of
+from fedalign.registry import ALGORITHMS
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.simulation import SimulationResult
+from fedalign.simulation.spec import initial_module
 
 app = ServerApp()
 log = logging.getLogger("flwr")  # what Flower shows with `flwr log` and `flwr run --stream`
@@ -41,16 +45,6 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-@dataclass
-class _Point:
-    """Where the run stands."""
-
-    model: torch.Tensor
-    memory: tuple[torch.Tensor, ...] = ()
-    last: RoundRecord | None = None
-    round: int = 0
-
-
 class Server:
     """A run: its folder, its clients, and where it stands."""
 
@@ -64,44 +58,52 @@ class Server:
         self._driver = GridDriver(grid, settings, roster, self._layout)
         rule = settings.make_rule()
         rule.check(settings.rounds)
+        self._algorithm = ALGORITHMS.find(rule.algorithm)
         self._plan = Plan(
-            roster=self._driver.roster,
             rule=rule,
             rounds=settings.rounds,
             warmup=warmup_rounds(settings.warmup, settings.rounds),
-            participation=Online(self._driver.online),
-            seed=settings.seed,
             match_on=settings.match_on,
             measure_training=False,
         )
         self._store = RunStore(self.folder)
-        self._point = self._open()
+        self._snapshot, last = self._open()
+        info = RunInfo(settings.rule, settings.seed, settings.rounds, self._snapshot.round, last, self.folder)
+        self._callbacks: list[Callback] = [Recorder(self._store, None, settings.rounds), *settings.make_trackers()]
+        for callback in self._callbacks:
+            callback.on_start(info)
 
     def run(self) -> None:
         """Go on to the last round. A round without a quorum is repeated, then the run pauses."""
+        try:
+            self._run()
+        finally:
+            close_all(self._callbacks)
+
+    def _run(self) -> None:
         settings = self._settings
         log.info("output in %s", self.folder)
         self._await_quorum()
         failed = 0
-        while self._point.round < settings.rounds:
+        while self._snapshot.round < settings.rounds:
             try:
                 self._go_on()
             except BelowQuorumError as error:
                 failed += 1
                 if failed > settings.repeats:
                     raise self._paused(str(error)) from error
-                log.warning("round %d is repeated: %s", self._point.round, error)
+                log.warning("round %d is repeated: %s", self._snapshot.round, error)
                 self._await_quorum()
             else:
                 failed = 0
-        named = {name: tensor.contiguous() for name, tensor in self._layout.unflatten(self._point.model).items()}
-        self._store.save_model(named)
-        log.info("done: %d rounds, in %s", self._point.round, self.folder)
+        result = SimulationResult(self._as_module(self._snapshot.tensors["model"]), self._store.history())
+        for callback in self._callbacks:
+            callback.on_end(result)
+        log.info("done: %d rounds, in %s", self._snapshot.round, self.folder)
 
     def _go_on(self) -> None:
-        """Drive the protocol from where the run stands to its end."""
-        point = self._point
-        run = federated(self._plan, point.model, point.round, point.memory, point.last)
+        """Drive the algorithm from the last finished round to its end."""
+        run = self._algorithm(self._plan, self._snapshot)
         reply: Any = None
         began = time.monotonic()
         while True:
@@ -119,12 +121,11 @@ class Server:
                 began = time.monotonic()
 
     def _keep(self, done: RoundDone, seconds: float) -> None:
-        record = done.record
-        mark = self._store.append(record)
-        self._store.checkpoint(mark, state_of(done))
-        self._point = _Point(done.model, done.memory, record, record.round + 1)
-        spent = ", ".join(f"{what} {s:.1f} s" for what, s in self._driver.seconds.items())
-        self._driver.seconds.clear()
+        done = notify_round(self._callbacks, done, self._as_module)
+        record, self._snapshot = done.record, done.snapshot
+        waited = self._driver.exchange.seconds
+        spent = ", ".join(f"{what} {s:.1f} s" for what, s in waited.items())
+        waited.clear()
         accuracy = "" if record.test_accuracy is None else f", test accuracy {100 * record.test_accuracy:.1f} %"
         log.info(
             "round %d of %d: F %.4f, %d of %d free clients admitted%s; %.1f s (waiting: %s)",
@@ -143,19 +144,24 @@ class Server:
         until = time.monotonic() + self._settings.wait
         while True:
             there = self._driver.online()
-            if self._driver.weight(there) >= self._settings.quorum - 1e-9:
+            if self._driver.members.weight(there) >= self._settings.quorum - 1e-9:
                 return
             if time.monotonic() >= until:
-                raise self._paused(f"not connected: {', '.join(self._driver.missing(there))}")
+                raise self._paused(f"not connected: {', '.join(self._driver.members.missing(there))}")
             time.sleep(1.0)
 
     def _paused(self, why: str) -> FedalignError:
         return FedalignError(
-            f"paused before round {self._point.round}: the priority clients' quorum of {self._settings.quorum:g} "
+            f"paused before round {self._snapshot.round}: the priority clients' quorum of {self._settings.quorum:g} "
             f"was not reached ({why}); nothing is lost: go on with flwr run … --run-config 'resume=\"{self.folder}\"'"
         )
 
-    def _open(self) -> _Point:
+    def _as_module(self, flat: torch.Tensor) -> nn.Module:
+        module = copy.deepcopy(self._module)
+        self._layout.load(module, flat)
+        return module.eval()
+
+    def _open(self) -> tuple[Snapshot, RoundRecord | None]:
         """Begin in a fresh folder, or find where an earlier run stopped."""
         settings, config = self._settings, self.folder / "config.toml"
         text = tomli_w.dumps(vars(settings))
@@ -164,7 +170,7 @@ class Server:
                 raise FedalignError(f'{self.folder} already holds a run; go on with resume="{self.folder}"')
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(config, text)
-            return _Point(self._layout.flatten(self._module))
+            return self._first(), None
         if not config.exists():
             raise FedalignError(f"{self.folder} holds no run to resume")
         _check_same(config, settings)
@@ -173,12 +179,14 @@ class Server:
             log.warning(note)
         if not points:
             self._store.rewind(None)
-            return _Point(self._layout.flatten(self._module))
+            return self._first(), None
         at = points[0]
         self._store.rewind(at)
-        first, *memory = list(at.state) if at.state.dim() == 2 else [at.state]
         log.info("going on from round %d", at.rounds)
-        return _Point(first, tuple(memory), at.last, at.rounds)
+        return at.snapshot, at.last
+
+    def _first(self) -> Snapshot:
+        return Snapshot(0, {"model": self._layout.flatten(self._module)})
 
 
 def _check_same(config: Path, settings: Settings) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedalign.aggregation.update_checks import wrong_format
 from fedalign.errors import FedalignError
 from fedalign.rules.rule import Broadcast, Measure
 
@@ -30,10 +31,8 @@ def get_models(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tens
     except (ValueError, TypeError, OSError, EOFError) as error:
         raise FedalignError(f"its model cannot be read: {error}") from error
     wanted = torch.empty(0, dtype=dtype).numpy().dtype
-    if array.dtype != wanted:
-        raise FedalignError(f"its model is of type {array.dtype}, not {wanted}")
-    if array.ndim not in (1, 2) or array.shape[-1] != size:
-        raise FedalignError(f"its model has shape {array.shape}, not {(size,)}")
+    if (wrong := wrong_format(array.shape, str(array.dtype), size, str(wanted))) is not None:
+        raise FedalignError(wrong)
     return torch.from_numpy(np.array(array)).reshape(-1, size)
 
 

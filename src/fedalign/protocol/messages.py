@@ -1,4 +1,7 @@
-"""What the protocol asks of its driver, and what it is told.
+"""What an algorithm asks of its driver, and what the driver answers.
+
+An algorithm is a generator. It yields these requests; the driver (the simulator, or a server over Flower) sends back
+the reply that each request names. Every request means the same in both drivers.
 
 A model is opaque here: anything that can be scaled by a number and added (torch tensors, NumPy arrays, floats).
 """
@@ -6,104 +9,175 @@ A model is opaque here: anything that can be scaled by a number and added (torch
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
 
 from fedalign.protocol.records import History, RoundRecord
-from fedalign.rules.rule import Broadcast, Measure, Rule, Split
+from fedalign.protocol.roster import Roster
+from fedalign.rules.rule import Broadcast, Measure, Rule, Similarity, Split
 
 Model = Any
-Job = tuple[Model, int]  # a model and the client that is to work with it
+Measures = dict[int, Measure]  # by client
+
+
+@dataclass(frozen=True)
+class WhoIsThere:
+    """Ask which clients can be reached in a round. The reply is :class:`Present`.
+
+    ``purpose`` tells those that train from those that only evaluate models for a decision of the round.
+    """
+
+    round: int
+    purpose: Literal["train", "evaluate"] = "train"
+
+
+@dataclass(frozen=True)
+class Present:
+    """The clients that can be reached in a round, and the roster as it stands in this round.
+
+    ``draws`` says how often each priority client was drawn, where clients are drawn with replacement (Theorem 2).
+
+    >>> roster = Roster(("a", "b", "c"), (True, False, False), (30, 20, 10))
+    >>> present = Present(roster, (True, True, False))
+    >>> present.priority, present.free
+    ((0,), (1,))
+    """
+
+    roster: Roster
+    reachable: tuple[bool, ...]
+    draws: Mapping[int, int] | None = None
+
+    @cached_property
+    def priority(self) -> tuple[int, ...]:
+        """The reachable priority clients."""
+        return tuple(k for k, here in enumerate(self.reachable) if here and self.roster.priority[k])
+
+    @cached_property
+    def free(self) -> tuple[int, ...]:
+        """The reachable free clients."""
+        return tuple(k for k, here in enumerate(self.reachable) if here and not self.roster.priority[k])
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure models on clients' data.
+    """Let clients measure models on one split of their data.
 
-    ``ahead`` is the model that the same clients will be asked to measure next, on the data that is matched on: a driver
-    that pays for every exchange may have it measured now.
+    ``asked`` holds pairs of a model and the clients that measure it. The reply is a list with one entry for each pair:
+    the measures of the clients that answered. ``ahead`` names models, each with a split, that the same clients will be
+    asked about next. A driver that pays for every exchange may have them measured now.
     """
 
-    jobs: tuple[Job, ...]
+    asked: tuple[tuple[Model, tuple[int, ...]], ...]
     split: Split
-    ahead: Model | None = None
+    ahead: tuple[tuple[Model, Split], ...] = ()
 
 
 @dataclass(frozen=True)
-class Train:
-    """Train at clients. A free client first measures the model itself and asks ``rule.offers``."""
+class Invite:
+    """Send a model to clients and ask who takes part. The reply maps every invited client to a :data:`Reply`.
 
-    jobs: tuple[Job, ...]
-    round: int
-    broadcast: Broadcast | None = None  # None: everybody trains, nobody is asked
-    rule: Rule | None = None
-    split: Split = "heldout"
+    A free client measures the model and asks ``rule.offers``; a priority client always takes part. The updates stay
+    with the driver until :class:`Compare` or :class:`Aggregate` asks for them. A simulation trains the clients only
+    then.
+    """
+
+    model: Model
+    clients: tuple[int, ...]
+    broadcast: Broadcast
+    rule: Rule
+    split: Split
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare the updates ``w_k − w`` of clients that sent one in the last ``Train`` with a mean of some of them."""
+    """Compare updates ``w_k − w`` of the last :class:`Invite` with a weighted mean of some. The reply: ``Compared``."""
 
     reference: Mapping[int, float]
     clients: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Combine:
-    """Average the models of the last ``Train``: one mean for each mix, which gives its clients' weights.
+class Compared:
+    """How each update lies to the reference. ``refused`` updates failed the server's checks; the reasons say why."""
 
-    ``steps``, where there are any, say for each mix by how much a client's update is multiplied before. A simulation
-    trains clients only now, and adds each model up when it is ready: it never holds them all.
-    """
-
-    mixes: tuple[Mapping[int, float], ...]
-    steps: tuple[Mapping[int, float], ...] = ()
-
-    def step(self, mix: int, k: int) -> float:
-        """Give what client k's update is multiplied by in a mix."""
-        return self.steps[mix].get(k, 1.0) if self.steps else 1.0
+    similarities: Mapping[int, Similarity]
+    refused: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Combined:
-    """The mixes' models, and the clients whose trained weights are not finite."""
+class Mix:
+    """The shares of clients in an aggregate, which sum to 1; ``step`` multiplies a client's update before."""
 
-    models: tuple[Model, ...]
-    not_finite: tuple[int, ...] = ()
+    shares: Mapping[int, float]
+    step: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Aggregate updates of the last :class:`Invite`, once for each mix. The reply is :class:`Aggregated`."""
+
+    mixes: tuple[Mix, ...]
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """One model for each mix. If ``refused`` names clients, there are no models: ask again without those clients."""
+
+    models: tuple[Model, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainAlone:
+    """Train each client's own model on its own data. The reply maps a client to its model, None if not finite."""
+
+    models: Mapping[int, Model]
+    round: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a run needs to go on after ``round`` rounds: tensors by name, and a few values for JSON.
+
+    ``tensors["model"]`` is the model that the priority clients are served.
+    """
+
+    round: int
+    tensors: Mapping[str, Model]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A round is over; ``model`` is what the priority clients have now (the `local` run: one model per client)."""
+    """A round is over. ``model`` is what is served now (local-only training: a model for each client)."""
 
     record: RoundRecord
     model: Model
-    memory: tuple[Model, ...] = ()  # what else the next round needs
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True)
-class Update:
-    """A client sends an update. ``own`` is its measure of the model it received (free clients only).
+class Offered:
+    """A client takes part. ``own`` is a free client's measure of the model; priority clients have none."""
 
-    ``model`` is there where nobody aggregates (``Train`` without a broadcast); else ``Combine`` asks for the mean.
-    """
-
-    model: Model | None = None
     own: Measure | None = None
-    finite: bool = True
 
 
 @dataclass(frozen=True)
 class Declined:
-    """A free client decided not to take part: it trained nothing and sends no weights."""
+    """A free client decided not to take part: it trained nothing and sends no weights.
+
+    ``reason`` is empty where the rule decided.
+    """
 
     own: Measure
-    reason: str = ""  # where it isn't the rule that decided
+    reason: str = ""
 
 
 @dataclass(frozen=True)
-class Rejected:
-    """A client's update came and is of no use: its shape, its type or its size is wrong, or it isn't finite."""
+class Refused:
+    """A client sent an update that failed the server's checks: its shape, type or length is wrong, or not finite."""
 
     own: Measure | None
     reason: str
@@ -111,13 +185,13 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Lost:
-    """No answer came."""
+    """No usable answer came; ``reason`` says why."""
 
     reason: str
 
 
-Reply = Update | Declined | Rejected | Lost
-Request = Evaluate | Train | Compare | Combine | RoundDone
+Reply = Offered | Declined | Refused | Lost
+Request = WhoIsThere | Evaluate | Invite | Compare | Aggregate | TrainAlone | RoundDone
 Run = Generator[Request, Any, "Result"]
 
 

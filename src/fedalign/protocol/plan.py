@@ -1,4 +1,4 @@
-"""What a run is to do: everything that its decisions depend on."""
+"""The settings that an algorithm's decisions depend on."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ import numbers
 from dataclasses import dataclass
 
 from fedalign.errors import FedalignError
-from fedalign.protocol.roster import Roster
 from fedalign.rules.rule import Rule, Split
-from fedalign.training.participation import Full, Participation
 from fedalign.training.server import ServerOptimizer
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run's decisions depend on."""
+    """The settings that a run's decisions depend on."""
 
-    roster: Roster
     rule: Rule
     rounds: int
-    warmup: int = 0  #: the first so many rounds are for priority clients only
-    participation: Participation = Full()
-    seed: int = 0
+    warmup: int = 0  #: in the first so many rounds only priority clients take part
     match_on: Split = "heldout"  #: the data that F and F_k are measured on
-    judge_on: Split = "heldout"  #: the data that the priority clients choose by
+    evaluate_on: Split = "heldout"  #: the data that the priority clients choose candidates by
     has_test: bool = True
     measure_training: bool = True  #: also measure every aggregate on the priority clients' training data
-    server: ServerOptimizer | None = None  #: None: take the mean, as FedAvg does
+    server: ServerOptimizer | None = None  #: None: take the aggregate as it is, as FedAvg does
     work: tuple[int, ...] = ()  #: the samples, passes included, that each client trains on in a round; for the record
+
+    def invites_free(self, round: int) -> bool:
+        """Say whether free clients are invited in a round: not during warm-up, and only if the rule wants them."""
+        return self.rule.invites_free and round >= self.warmup
 
 
 def warmup_rounds(warmup: float, rounds: int) -> int:
-    """Read a warm-up given as a fraction of the rounds (a float up to 1.0) or as a number of rounds.
+    """Convert a warm-up, given as a fraction of the rounds (a float up to 1.0) or as a number of rounds, to rounds.
 
     >>> warmup_rounds(0.1, 200), warmup_rounds(5, 200)
     (20, 5)

@@ -1,7 +1,8 @@
-"""Who is in the federation, seen from the server: names, roles and sample counts, no data."""
+"""The federation as the server sees it: names, roles and sample counts, no data."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,15 +14,20 @@ from fedalign.errors import FedalignError
 
 @dataclass(frozen=True)
 class Roster:
-    """The server's list of clients; ``p`` are SPEC's weights ``p_k = D_k / Σ_{i∈P} D_i``, for every client.
+    """The server's list of clients, with their weights ``p_k = D_k / Σ_{i∈P} D_i``.
 
-    >>> Roster(names=("a", "b", "c"), priority=(True, True, False), samples=(1, 3, 2)).p.tolist()
-    [0.25, 0.75, 0.5]
+    A sample count of 0 means that it is not known yet; such a client has no weight. ``free_cap`` limits the weight of
+    every single free client; all priority clients together weigh 1.
+
+    >>> roster = Roster(names=("a", "b", "c"), priority=(True, True, False), samples=(1, 3, 20), free_cap=2.0)
+    >>> roster.p.tolist()
+    [0.25, 0.75, 2.0]
     """
 
     names: tuple[str, ...]
     priority: tuple[bool, ...]
     samples: tuple[int, ...]
+    free_cap: float = math.inf
 
     def __post_init__(self) -> None:
         if not len(self.names) == len(self.priority) == len(self.samples):
@@ -34,9 +40,6 @@ class Roster:
             raise FedalignError(f"two clients are called {twice!r}; names must differ")
         if not any(self.priority):
             raise FedalignError("no client is a priority client; the objective is theirs, so at least one is needed")
-        for name, samples in zip(self.names, self.samples, strict=True):
-            if samples < 1:
-                raise FedalignError(f"client {name!r} has no training samples; leave it out or give it some")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -45,5 +48,7 @@ class Roster:
     def p(self) -> npt.NDArray[np.float64]:
         """The clients' weights, which sum to 1 over the priority clients."""
         samples = np.asarray(self.samples, np.float64)
-        weights: npt.NDArray[np.float64] = samples / samples[np.asarray(self.priority, bool)].sum()
-        return weights
+        priority = np.asarray(self.priority, bool)
+        total = samples[priority].sum()
+        weights: npt.NDArray[np.float64] = samples / total if total else np.zeros_like(samples)
+        return weights if self.free_cap == math.inf else np.where(priority, weights, np.minimum(weights, self.free_cap))

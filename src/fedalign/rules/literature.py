@@ -1,37 +1,33 @@
 """Rules from the literature to compare FedALIGN with; each names its paper. Priority clients always take part.
 
-``GradientAlign`` and ``TrustWeighted`` judge updates, so every invited client trains, and a simulation holds a round's
-updates in memory. ``PowerOfChoice`` and ``LossWeighted`` need the clients' losses alone.
+``GradientAlign`` and ``TrustWeighted`` compare updates, so every invited client trains, and a simulation holds
+all updates of a round. ``PowerOfChoice`` and ``LossWeighted`` need the clients' losses alone.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fedalign.errors import FedalignError
-from fedalign.rules.align import Everyone
-from fedalign.rules.rule import Broadcast, Candidate, MatchOn, Measure, Rule, Similarity
+from fedalign.rules.baselines import Everyone
+from fedalign.rules.rule import Broadcast, MatchOn, Measure, Offer, Rule, Selection
 
 
-class _JudgesUpdates(Rule):
-    """A rule for which a free client always offers: the server decides when it has seen the update."""
+class _ComparesUpdates(Rule):
+    """A rule for which every free client offers: the server decides when it has seen the update."""
 
     needs_updates = True
 
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
-        """Always."""
-        return True
-
-    def admits(self, own: Measure, broadcast: Broadcast) -> bool:
-        """Say nothing of a loss: the update decides."""
+        """Return True: the update decides, not the loss."""
         return True
 
 
 @dataclass
-class GradientAlign(_JudgesUpdates):
+class GradientAlign(_ComparesUpdates):
     """Admit a free client whose update points where the priority clients' mean update does: cosine ≥ ``threshold``.
 
     After Wu and Wang, "Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data" (2022,
@@ -39,8 +35,8 @@ class GradientAlign(_JudgesUpdates):
     priority clients' mean, and the threshold may be another. An update of length 0 points nowhere and stays out.
 
     >>> rule, F = GradientAlign(0.1), Broadcast(round=0, loss=1.0)
-    >>> own = {2: Measure(1.0, None, 1), 3: Measure(1.0, None, 1)}
-    >>> rule.compare(own, {2: Similarity(0.3, 1.0), 3: Similarity(-0.2, 1.0)}, F)[0].clients
+    >>> offers = {k: Offer(Measure(1.0, None, 1), Similarity(c, 1.0)) for k, c in ((2, 0.3), (3, -0.2))}
+    >>> rule.select(offers, F).clients
     (2,)
     """
 
@@ -51,18 +47,16 @@ class GradientAlign(_JudgesUpdates):
         if not (isinstance(self.threshold, numbers.Real) and -1 <= self.threshold <= 1):
             raise FedalignError(f"threshold must be a cosine, from -1 to 1, not {self.threshold}")
 
-    def compare(
-        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
-    ) -> list[Candidate]:
-        """Admit by cosine."""
-        admitted = tuple(k for k in own if similar[k].cosine >= self.threshold and similar[k].length > 0)
-        sides = {k: "at least" if k in admitted else "below" for k in own}
-        reasons = {k: f"cosine {similar[k].cosine:.3g}, {sides[k]} {self.threshold:g}" for k in own}
-        return [Candidate(None, admitted, reasons=reasons)]
+    def select(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> Selection:
+        """Admit the clients whose cosine is at least the threshold."""
+        admitted = tuple(k for k, offer in offers.items() if offer.cosine >= self.threshold and offer.length > 0)
+        sides = {k: "at least" if k in admitted else "below" for k in offers}
+        reasons = {k: f"cosine {offer.cosine:.3g}, {sides[k]} {self.threshold:g}" for k, offer in offers.items()}
+        return Selection(admitted, reasons=reasons)
 
 
 @dataclass
-class TrustWeighted(_JudgesUpdates):
+class TrustWeighted(_ComparesUpdates):
     """Weigh free clients' updates by trust ``max(0, cosine)``, each scaled to the length of the root's update.
 
     FLTrust (Cao, Fang, Liu and Gong, 2021, arXiv:2012.13995), with the priority clients' mean update as the root of
@@ -72,14 +66,12 @@ class TrustWeighted(_JudgesUpdates):
 
     match_on: MatchOn | None = None
 
-    def compare(
-        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
-    ) -> list[Candidate]:
-        """Trust by cosine."""
-        trust = {k: similar[k].cosine for k in own if similar[k].cosine > 0 and similar[k].length > 0}
-        reasons = {k: f"cosine {similar[k].cosine:.3g}: trust {trust.get(k, 0.0):.3g}" for k in own}
-        step = {k: 1 / similar[k].length for k in trust}
-        return [Candidate(None, tuple(trust), step=step, reasons=reasons, weight=trust)]
+    def select(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> Selection:
+        """Weigh each client by its cosine, where that is positive."""
+        trust = {k: offer.cosine for k, offer in offers.items() if offer.cosine > 0 and offer.length > 0}
+        reasons = {k: f"cosine {offer.cosine:.3g}: trust {trust.get(k, 0.0):.3g}" for k, offer in offers.items()}
+        step = {k: 1 / offers[k].length for k in trust}
+        return Selection(tuple(trust), weight=trust, step=step, reasons=reasons)
 
 
 @dataclass
@@ -91,8 +83,8 @@ class PowerOfChoice(Rule):
     losses are those that rules see (held-out, where the paper has the local objective), and who is chosen weighs
     ``p_k``, beside the priority clients, where the paper's ``m`` clients weigh the same.
 
-    >>> own = {k: Measure(loss, None, 1) for k, loss in ((2, 0.5), (3, 2.0), (4, 1.0))}
-    >>> PowerOfChoice(clients=2).candidates(own, Broadcast(round=0, loss=1.0))[0].clients
+    >>> offers = {k: Offer(Measure(loss, None, 1)) for k, loss in ((2, 0.5), (3, 2.0), (4, 1.0))}
+    >>> PowerOfChoice(clients=2).select(offers, Broadcast(round=0, loss=1.0)).clients
     (3, 4)
     """
 
@@ -104,23 +96,19 @@ class PowerOfChoice(Rule):
             raise FedalignError(f"clients must be a whole number of at least 0, not {self.clients!r}")
 
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
-        """Always."""
+        """Return True: the server picks among all that are invited."""
         return True
 
-    def admits(self, own: Measure, broadcast: Broadcast) -> bool:
-        """Say nothing of a client alone: it is a contest."""
-        return True
-
-    def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
-        """Take the highest losses (of equal ones the first clients)."""
-        usable = [k for k in own if math.isfinite(own[k].loss)]
-        worst = sorted(usable, key=lambda k: (-own[k].loss, k))[: self.clients]
-        chosen = tuple(sorted(worst))
+    def select(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> Selection:
+        """Admit the clients with the highest losses; of equal losses, the lower numbers."""
+        losses = {k: offer.measure.loss for k, offer in offers.items()}
+        usable = [k for k, loss in losses.items() if math.isfinite(loss)]
+        chosen = tuple(sorted(sorted(usable, key=lambda k: (-losses[k], k))[: self.clients]))
         reasons = {
-            k: f"loss {mine.loss:.4g}, {'among' if k in chosen else 'not among'} the {self.clients} highest"
-            for k, mine in own.items()
+            k: f"loss {loss:.4g}, {'among' if k in chosen else 'not among'} the {self.clients} highest"
+            for k, loss in losses.items()
         }
-        return [Candidate(None, chosen, reasons=reasons)]
+        return Selection(chosen, reasons=reasons)
 
 
 @dataclass
@@ -129,8 +117,8 @@ class LossWeighted(Rule):
 
     After q-FedAvg (Li, Sanjabi, Beirami and Smith, "Fair Resource Allocation in Federated Learning", 2020,
     arXiv:1905.10497), which weighs clients by a power of their loss; its way to choose the length of a step is left
-    out. ``rule`` says who is admitted: everybody, as in FedAvg, or FedALIGN's choice with ``Align(0.2)``; a rule that
-    looks at updates, or keeps a way back, can't be weighed so. Who has no finite loss stays out.
+    out. ``rule`` says who is admitted: everybody, as in FedAvg, or FedALIGN's choice with ``Align(0.2)``. It cannot be
+    a rule that needs updates or chooses among candidates. Clients without a finite loss are left out.
     """
 
     power: float = 1.0
@@ -140,48 +128,36 @@ class LossWeighted(Rule):
     def __post_init__(self) -> None:
         if not (isinstance(self.power, numbers.Real) and math.isfinite(self.power)):
             raise FedalignError(f"power must be a number, not {self.power!r}")
-        if self.rule.needs_updates or self.rule.fallback:
-            raise FedalignError(f"LossWeighted weighs by losses alone, so its rule can't be {self.rule!r}")
+        if self.rule.needs_updates or self.rule.algorithm != Rule.algorithm:
+            raise FedalignError(f"LossWeighted weighs one selection by losses, so its rule can't be {self.rule!r}")
         self.match_on = self.match_on or self.rule.match_on
         self.needs_accuracy = self.rule.needs_accuracy
         self.invites_free = self.rule.invites_free
 
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
-        """Offer as the inner rule says."""
+        """Offer if the inner rule would."""
         return self.rule.offers(own, broadcast)
 
-    def admits(self, own: Measure, broadcast: Broadcast) -> bool:
-        """Admit as the inner rule says."""
-        return self.rule.admits(own, broadcast)
-
     def epsilon_at(self, round: int, rounds: int) -> float | None:
-        """Give the inner rule's ε."""
+        """Return the ε of the inner rule."""
         return self.rule.epsilon_at(round, rounds)
 
     def check(self, rounds: int) -> None:
-        """Check the inner rule."""
+        """Check the settings of the inner rule."""
         self.rule.check(rounds)
 
     def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
-        """Say what the inner rule says."""
+        """Return the reason that the inner rule gives."""
         return self.rule.why(own, broadcast, admitted)
 
-    def choose(
-        self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
-    ) -> int:
-        """Choose as the inner rule does."""
-        return self.rule.choose(candidates, measures, p)
-
-    def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
-        """Weigh the inner rule's candidates."""
-        usable = {k: mine for k, mine in own.items() if math.isfinite(mine.loss)}
+    def select(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> Selection:
+        """Scale the weights of the clients that the inner rule admits."""
+        usable = {k: offer for k, offer in offers.items() if math.isfinite(offer.measure.loss)}
 
         def factor(k: int) -> float:
-            ratio = usable[k].loss / broadcast.loss if broadcast.loss > 0 else 1.0
+            ratio = usable[k].measure.loss / broadcast.loss if broadcast.loss > 0 else 1.0
             # As powers of e, and never so large that a sum of them overflows.
             return math.exp(min(max(self.power * math.log(max(ratio, 1e-12)), -300.0), 300.0))
 
-        return [
-            replace(one, scale={k: factor(k) * one.scale.get(k, 1.0) for k in one.clients})
-            for one in self.rule.candidates(usable, broadcast)
-        ]
+        inner = self.rule.select(usable, broadcast)
+        return replace(inner, scale={k: factor(k) * inner.scale.get(k, 1.0) for k in inner.clients})

@@ -1,15 +1,17 @@
-"""What a rule of inclusion is given and what it gives: measures, candidates, and the class to subclass.
+"""What a rule of inclusion is: the class to subclass, what it is given and what it returns.
 
-A free client decides for itself whether to offer an update (``offers``), the server whether to admit it (``admits``).
+A free client decides for itself whether to offer an update (:meth:`Rule.offers`). The server decides which offers are
+admitted, with which weight and why (:meth:`Rule.select`).
 """
 
 from __future__ import annotations
 
 import abc
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
+
+from fedalign.rules import legacy
 
 Split = Literal["heldout", "train", "test"]
 MatchOn = Literal["heldout", "train"]
@@ -35,23 +37,6 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A set of free clients that may be admitted, and the ε that it belongs to.
-
-    A free client's weight is ``p_k``, or ``weight`` where that names it (the priority clients have 1 together), times
-    ``scale``; weights are then normalised. ``step`` multiplies a client's update after that. ``reasons`` say why
-    somebody is in or out.
-    """
-
-    epsilon: float | None
-    clients: tuple[int, ...]
-    weight: Mapping[int, float] = field(default_factory=dict)
-    scale: Mapping[int, float] = field(default_factory=dict)
-    step: Mapping[int, float] = field(default_factory=dict)
-    reasons: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Similarity:
     """A client's update against the mean update of the priority clients: the cosine, and the ratio of the lengths."""
 
@@ -59,75 +44,97 @@ class Similarity:
     length: float
 
 
-class Rule(abc.ABC):
-    """A rule of inclusion for free clients. Subclass it and define :meth:`offers` and :meth:`admits`.
+@dataclass(frozen=True)
+class Offer:
+    """What the server knows of a free client that offers an update: its own measure of the model that it received.
 
-    Both must be functions of their arguments alone: the simulator asks ``admits`` before it trains a client, so as not
-    to train one that will be refused. Priority clients are never asked; they always take part.
+    ``similarity`` is there for rules that need updates (:attr:`Rule.needs_updates`), else None. The measure is the
+    client's word; nobody has checked it.
+    """
+
+    measure: Measure
+    similarity: Similarity | None = None
+
+    @property
+    def cosine(self) -> float:
+        """The cosine of the update with the priority clients' mean update; 0 where updates were not compared."""
+        return self.similarity.cosine if self.similarity is not None else 0.0
+
+    @property
+    def length(self) -> float:
+        """The length of the update, as a multiple of the priority clients' mean update's; 0 where not compared."""
+        return self.similarity.length if self.similarity is not None else 0.0
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The free clients that the server admits, their weights, and the reasons.
+
+    A client's weight is ``p_k``, or ``weight[k]`` where given (all priority clients together have weight 1), times
+    ``scale[k]``; weights are then normalised. ``step[k]`` multiplies the client's update before that. ``reasons`` say
+    why an offer was admitted or not; where one is missing, :meth:`Rule.why` gives it. ``epsilon`` is the ε that this
+    selection belongs to, if another than the round's.
+
+    >>> Selection((3, 5), weight={3: 0.1}, reasons={4: "too few samples"}).clients
+    (3, 5)
+    """
+
+    clients: tuple[int, ...] = ()
+    weight: Mapping[int, float] = field(default_factory=dict)
+    scale: Mapping[int, float] = field(default_factory=dict)
+    step: Mapping[int, float] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    epsilon: float | None = None
+
+
+class Rule(abc.ABC):
+    """A rule of inclusion for free clients. Subclass it and define :meth:`offers` and :meth:`select`.
+
+    Both must be functions of their arguments alone. Priority clients are never asked; they always take part.
 
     >>> class Better(Rule):
     ...     def offers(self, own, broadcast):
     ...         return own.loss <= broadcast.loss
-    ...     def admits(self, own, broadcast):
-    ...         return own.loss <= broadcast.loss
-    >>> Better().offers(Measure(0.5, 0.9, 10), Broadcast(round=0, loss=0.7))
+    ...     def select(self, offers, broadcast):
+    ...         return Selection(tuple(k for k, offer in offers.items() if offer.measure.samples >= 20))
+    >>> F = Broadcast(round=0, loss=0.7)
+    >>> Better().offers(Measure(0.5, 0.9, 10), F)
     True
+    >>> Better().select({2: Offer(Measure(0.5, 0.9, 10)), 3: Offer(Measure(0.6, 0.9, 40))}, F).clients
+    (3,)
     """
 
-    invites_free: bool = True  #: False: free clients aren't even sent the model
-    needs_accuracy: bool = False  #: True: a clear error where the task has no accuracy
-    needs_updates: bool = False  #: True: the rule judges updates (:meth:`compare`, :meth:`base`), not losses alone
-    fallback: bool = False  #: True: FedAvg on the priority clients is kept beside, as a way back from bad choices
+    algorithm: ClassVar[str] = "fedalign"  #: the algorithm that runs this rule: a name of the registry
+    invites_free: bool = True  #: False: free clients are not even sent the model
+    needs_accuracy: bool = False  #: True: a task without classes is refused before any work
+    needs_updates: bool = False  #: True: offers carry a :class:`Similarity`, so every client that offers is trained
     match_on: MatchOn | None = None  #: the data F and F_k are measured on; None: held-out where there is any
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if cls.select is Rule.select:
+            legacy.warn_about(cls)
 
     @abc.abstractmethod
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
         """Decide, on the client, whether to train and send an update."""
 
-    @abc.abstractmethod
-    def admits(self, own: Measure, broadcast: Broadcast) -> bool:
-        """Decide, on the server, whether the update enters the aggregate."""
+    def select(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> Selection:
+        """Decide, on the server, whose updates enter the aggregate, with which weight and why.
 
-    def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
-        """Give the sets of free clients to try, smaller ones first; ``own`` are the measures of those that offer.
-
-        Of several, the priority clients choose (:meth:`choose`).
+        ``offers`` holds the free clients that offered, by number. Every rule defines this method; this one serves
+        rules that were written for version 0.1.
         """
-        return [Candidate(broadcast.epsilon, tuple(k for k, mine in own.items() if self.admits(mine, broadcast)))]
-
-    def compare(
-        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
-    ) -> list[Candidate]:
-        """In place of :meth:`candidates`, for a rule that ``needs_updates``."""
-        return self.candidates(own, broadcast)
-
-    def base(
-        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
-    ) -> Mapping[int, str] | None:
-        """Name the free clients of the base, the model that the next round starts from, and why; None: the chosen one.
-
-        Only a rule that ``needs_updates`` is asked.
-        """
-        return None
-
-    def choose(
-        self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
-    ) -> int:
-        """Choose a candidate by the priority clients' measures of the aggregates on their held-out data.
-
-        Here, the one with the lowest ``p_k``-weighted loss; on a tie the smaller set.
-        """
-        losses = [math.fsum(p[k] * mine.loss for k, mine in of_one.items()) for of_one in measures]
-        return min(range(len(candidates)), key=lambda i: (losses[i], len(candidates[i].clients)))
+        return legacy.select(self, offers, broadcast)
 
     def epsilon_at(self, round: int, rounds: int) -> float | None:
-        """Give the round's ε, or None if the rule has none."""
+        """Return the round's ε, or None if the rule has none."""
         return None
 
     def check(self, rounds: int) -> None:
-        """Refuse, before any work, settings that fail in some round."""
-        return
+        """Raise :class:`~fedalign.FedalignError`, before any work, for settings that fail in some round."""
+        legacy.check(self)
 
     def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
-        """Say in a few words why a free client was let in or not."""
+        """Say in a few words why a free client was admitted or not."""
         return f"loss {own.loss:.4g} against F {broadcast.loss:.4g}"

@@ -1,106 +1,33 @@
-"""Answers the protocol's requests in process. Runs advance together, round by round, and share batches."""
+"""Answers the requests of simulated runs in process. Runs advance together, round by round, and share batches."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
-from fedalign.data.federation import Federation
+from fedalign.aggregation.aggregator import Aggregation, clients_of
+from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import (
-    Combine,
-    Combined,
+    Aggregate,
+    Aggregated,
     Compare,
+    Compared,
     Declined,
     Evaluate,
+    Invite,
+    Offered,
     Reply,
-    Request,
-    Result,
     RoundDone,
-    Run,
-    Train,
-    Update,
+    TrainAlone,
+    WhoIsThere,
 )
-from fedalign.protocol.records import RoundRecord
 from fedalign.rules.rule import Measure, Similarity
 from fedalign.simulation.engine.jobs import Engine, EvalJob, Trained, TrainJob
-from fedalign.simulation.scaffold import Controls
-from fedalign.training.local import LocalSGD
-
-#: Looks at a finished round, and the record before, and gives the record with what it has to add.
-Watch = Callable[[RoundDone, RoundRecord | None], RoundRecord]
-
-
-@dataclass
-class LiveRun:
-    """A run under way: its generator, and the data and local work that answer it."""
-
-    run: Run
-    federation: Federation
-    local: LocalSGD
-    seed: int
-    rounds: int
-    request: Request | None = None
-    result: Result | None = None
-    error: DivergedError | None = None
-    records: list[RoundRecord] = field(default_factory=list)
-    round: int = 0
-    received: dict[int, torch.Tensor] = field(default_factory=dict)  # the model each invited client has
-    kept: dict[int, Trained] = field(default_factory=dict)  # updates that a rule wanted to see
-    controls: Controls | None = None  # SCAFFOLD's
-    watch: Watch | None = None
-    last: RoundRecord | None = None
-
-    def job(self, k: int) -> TrainJob:
-        """Describe client k's local work in this round."""
-        return TrainJob(
-            model=self.received[k],
-            pool=self.federation.pool,
-            rows=self.federation.clients[k].train,
-            local=self.local,
-            seed=self.seed,
-            round=self.round,
-            rounds=self.rounds,
-            client=k,
-            correction=self.controls.correction(k) if self.controls is not None else None,
-        )
-
-    def update(self, size: int, k: int) -> torch.Tensor:
-        """Give the first ``size`` numbers of client k's update, which a rule wanted to see."""
-        return (self.kept[k].model - self.received[k])[:size]
-
-    def renew_control(self, k: int, trained: torch.Tensor, share: float) -> None:
-        """Renew a client's control variate after its local work (SCAFFOLD)."""
-        if self.controls is not None:
-            steps = self.local.steps_for(len(self.federation.clients[k].train))
-            rates = math.fsum(self.local.rate(self.round, self.rounds, s, steps) for s in range(steps))
-            self.controls.update(k, self.received[k] - trained, rates, share)
-
-    def close_controls(self, mix: Mapping[int, float]) -> None:
-        """Renew the server's control variate after a round (SCAFFOLD)."""
-        if self.controls is not None:
-            clients = self.federation.clients
-            self.controls.close(math.fsum(float(self.federation.p[k]) for k in mix if clients[k].priority))
-
-    def in_order(self, clients: Iterable[int]) -> list[int]:
-        """Sort clients as the engines finish them, whatever else is trained beside: sums then round alike."""
-        sizes = {k: len(self.federation.clients[k].train) for k in clients}
-        return sorted(sizes, key=lambda k: (-self.local.width_for(sizes[k]), -self.local.steps_for(sizes[k]), k))
-
-    def advance(self, reply: Any) -> None:
-        """Send a reply and keep the next request; at the end keep the result, or why there is none."""
-        try:
-            self.request = self.run.send(reply)
-        except StopIteration as stop:
-            self.request, self.result = None, stop.value
-        except DivergedError as error:
-            self.request, self.error = None, error
-
+from fedalign.simulation.live_run import LiveRun
 
 #: What happened to a run (by its index): a round is done, or training diverged.
 Event = tuple[int, RoundDone | DivergedError]
@@ -124,13 +51,16 @@ class Driver:
         """
         for run in self.runs:
             run.advance(None)
+        answers: dict[type, Callable[[Sequence[LiveRun]], None]] = {
+            WhoIsThere: self._who_is_there,
+            Evaluate: self._evaluate,
+            Invite: self._invite,
+            TrainAlone: self._train_alone,
+            Compare: self._compare,
+            Aggregate: self._aggregate,
+        }
         while waiting := [run for run in self.runs if run.request is not None]:
-            for kind, answer in (
-                (Evaluate, self._evaluate),
-                (Train, self._train),
-                (Compare, self._compare),
-                (Combine, self._combine),
-            ):
+            for kind, answer in answers.items():
                 asking = [run for run in waiting if isinstance(run.request, kind)]
                 if asking:
                     answer(asking)
@@ -150,126 +80,159 @@ class Driver:
                 events.append((index, run.error))
         for index, run in enumerate(self.runs):
             if isinstance(run.request, RoundDone):
-                done = run.request
-                if run.watch is not None:
-                    done = replace(done, record=run.watch(done, run.last))
-                run.last = done.record
-                run.records.append(done.record)
-                controls = run.controls.rows() if run.controls is not None else ()
-                events.append((index, replace(done, memory=(*done.memory, *controls))))
+                events.append((index, run.complete(run.request)))
         return events
 
-    def _evaluate(self, runs: Sequence[LiveRun]) -> None:
-        asked = [(run, run.request.jobs, run.request.split) for run in runs if isinstance(run.request, Evaluate)]
-        jobs = []
-        for run, pairs, split in asked:
-            for model, k in pairs:
-                rows = run.federation.clients[k].rows(split)
-                if len(rows):
-                    jobs.append(EvalJob(model, run.federation.pool, rows))
-        measures = iter(self.engine.evaluate(jobs))
-        for run, pairs, split in asked:
-            there = [bool(len(run.federation.clients[k].rows(split))) for _, k in pairs]
-            run.advance([next(measures) if has_rows else None for has_rows in there])
+    def _who_is_there(self, runs: Sequence[LiveRun]) -> None:
+        for run in runs:
+            assert isinstance(run.request, WhoIsThere)
+            run.advance(run.present(run.request))
 
-    def _train(self, runs: Sequence[LiveRun]) -> None:
-        """Ask the invited clients. Who sends an update to a server is trained when the server asks for the mean."""
-        asked = [(run, run.request) for run in runs if isinstance(run.request, Train)]
-        own = self._free_clients_measures(asked)
-        now: list[tuple[int, int]] = []
+    def _evaluate(self, runs: Sequence[LiveRun]) -> None:
+        asked = [(run, run.request) for run in runs if isinstance(run.request, Evaluate)]
+        jobs, places = [], []
+        for i, (run, request) in enumerate(asked):
+            for m, (model, clients) in enumerate(request.asked):
+                for k in clients:
+                    rows = run.federation.clients[k].rows(request.split)
+                    if len(rows):
+                        jobs.append(EvalJob(model, run.federation.pool, rows))
+                        places.append((i, m, k))
+        replies: list[list[dict[int, Measure]]] = [[{} for _ in request.asked] for _, request in asked]
+        for (i, m, k), measure in zip(places, self.engine.evaluate(jobs), strict=True):
+            replies[i][m][k] = measure
+        for (run, _), reply in zip(asked, replies, strict=True):
+            run.advance(reply)
+
+    def _invite(self, runs: Sequence[LiveRun]) -> None:
+        """Let free clients measure the model and decide. Nobody trains yet."""
+        asked = [(run, run.request) for run in runs if isinstance(run.request, Invite)]
+        jobs, places = [], []
+        for i, (run, request) in enumerate(asked):
+            run.received, run.kept, run.round = request.model, {}, request.broadcast.round
+            for k in request.clients:
+                client = run.federation.clients[k]
+                if not client.priority:
+                    jobs.append(EvalJob(request.model, run.federation.pool, client.rows(request.split)))
+                    places.append((i, k))
+        own = dict(zip(places, self.engine.evaluate(jobs), strict=True))
+        for i, (run, request) in enumerate(asked):
+            run.advance({k: _decide(request, own.get((i, k))) for k in request.clients})
+
+    def _train_alone(self, runs: Sequence[LiveRun]) -> None:
+        asked = [(run, run.request) for run in runs if isinstance(run.request, TrainAlone)]
         jobs: list[TrainJob] = []
+        places: list[tuple[int, int]] = []
         for i, (run, request) in enumerate(asked):
-            run.received, run.kept = {k: model for model, k in request.jobs}, {}
             run.round = request.round
-            if request.broadcast is None:
-                now += [(i, k) for _, k in request.jobs]
-                jobs += [run.job(k) for _, k in request.jobs]
-        done = {now[trained.job]: trained for trained in self.engine.train(jobs)}
-        finite = _flags([trained.finite for trained in done.values()])
-        updates = {
-            where: Update(trained.model, None, ok) for (where, trained), ok in zip(done.items(), finite, strict=True)
-        }
-        for run, request in asked:
-            if request.broadcast is None:
-                run.received = {}  # its models are not needed again
+            for k, model in request.models.items():
+                jobs.append(run.job(k, model))
+                places.append((i, k))
+        done = {places[trained.job]: trained for trained in self.engine.train(jobs)}
+        finite = dict(zip(done, _read([trained.finite for trained in done.values()]), strict=True))
         for i, (run, request) in enumerate(asked):
-            run.advance([updates.get((i, k)) or _answer(request, own.get((i, k))) for _, k in request.jobs])
+            run.advance({k: done[i, k].model if finite[i, k] else None for k in request.models})
 
     def _compare(self, runs: Sequence[LiveRun]) -> None:
-        """Train every client that sent an update, keep the models, and compare the updates with a mean of some."""
+        """Train every client that sent an update, keep the models, check them, and compare the updates."""
         asked = [(run, run.request) for run in runs if isinstance(run.request, Compare)]
-        where = [(run, k) for run, request in asked for k in run.in_order(request.clients)]
-        for one in self.engine.train([run.job(k) for run, k in where]):
-            run, k = where[one.job]
-            run.kept[k] = one
-        size = self.engine.layout.trainable_size
-        for run, request in asked:
-            run.advance(similarities(partial(run.update, size), request))
+        places = [(run, k) for run, request in asked for k in run.in_order(request.clients)]
+        for trained in self.engine.train([run.job(k) for run, k in places]):
+            run, k = places[trained.job]
+            run.kept[k] = run.sent(k, trained)
+        checks = _Checks([run for run, _ in asked])
+        for i, (run, _) in enumerate(asked):
+            for k, trained in run.kept.items():
+                checks.add(i, k, trained)
+        for (run, request), refused in zip(asked, checks.refusals(), strict=True):
+            for k in refused:
+                del run.kept[k]
+            kept = [k for k in request.clients if k in run.kept]
+            trusted = request.reference.keys() <= run.kept.keys()  # else the run has diverged
+            similarities = similarities_to(run.update, request.reference, kept) if trusted else {}
+            run.advance(Compared(similarities, refused))
 
-    def _combine(self, runs: Sequence[LiveRun]) -> None:
-        """Train every client that is in some mix, and add its model up as soon as it is there."""
-        asked = [(run, run.request) for run in runs if isinstance(run.request, Combine)]
+    def _aggregate(self, runs: Sequence[LiveRun]) -> None:
+        """Train every client that is in some mix, and add its model up as soon as it is there.
+
+        The checks need the priority clients' updates first. So all are added, and if one turns out to be refused, the
+        aggregate is dropped and the algorithm asks again; clients are then trained again, to the same bits.
+        """
+        asked = [(run, run.request) for run in runs if isinstance(run.request, Aggregate)]
         for run, request in asked:
             if run.controls is not None and len(request.mixes) > 1:
                 raise FedalignError("SCAFFOLD does not go with a rule of several candidates: whose update counts?")
-        sums: list[list[torch.Tensor | None]] = [[None] * len(request.mixes) for _, request in asked]
         size = self.engine.layout.trainable_size
-        flags: list[torch.Tensor] = []
-        order: list[tuple[int, int]] = []
+        totals = [Aggregation(run.aggregator, request.mixes, size) for run, request in asked]
+        controlled: list[dict[int, torch.Tensor]] = [{} for _ in asked]
+        checks = _Checks([run for run, _ in asked])
         for i, k, trained in self._trained(asked):
-            order.append((i, k))
-            flags.append(trained.finite)
-            run, request = asked[i]
-            run.renew_control(k, trained.model, request.mixes[0].get(k, 0.0))
-            for m, mix in enumerate(request.mixes):
-                if k in mix:
-                    moved = stretched(trained.model, run.received[k], request.step(m, k), size)
-                    _add(sums[i], m, moved * mix[k])
-        bad = [place for place, ok in zip(order, _flags(flags), strict=True) if not ok]
-        for i, (run, request) in enumerate(asked):
-            run.kept = {}
-            run.close_controls(request.mixes[0])
-            run.advance(Combined(tuple(sums[i]), tuple(sorted(k for at, k in bad if at == i))))
+            run = asked[i][0]
+            assert run.received is not None
+            totals[i].add(k, trained.model, run.received)
+            if run.controls is not None:
+                controlled[i][k] = trained.model
+            checks.add(i, k, trained)
+        for i, ((run, request), refused) in enumerate(zip(asked, checks.refusals(), strict=True)):
+            if refused:
+                run.kept = {k: trained for k, trained in run.kept.items() if k not in refused}
+                run.advance(Aggregated(refused=refused))
+            else:
+                run.kept = {}
+                run.renew_controls(controlled[i], request.mixes[0].shares)
+                run.advance(Aggregated(totals[i].results()))
 
-    def _trained(self, asked: Sequence[tuple[LiveRun, Combine]]) -> Iterator[tuple[int, int, Trained]]:
+    def _trained(self, asked: Sequence[tuple[LiveRun, Aggregate]]) -> Iterator[tuple[int, int, Trained]]:
         """Give, for each run, the clients of its mixes with their models: kept ones, and others as they are trained."""
-        wanted = [run.in_order({k for mix in request.mixes for k in mix}) for run, request in asked]
+        wanted = [run.in_order(clients_of(request.mixes)) for run, request in asked]
         for i, (run, _) in enumerate(asked):
             yield from ((i, k, run.kept[k]) for k in wanted[i] if k in run.kept)
-        where = [(i, k) for i, (run, _) in enumerate(asked) for k in wanted[i] if k not in run.kept]
-        for one in self.engine.train([asked[i][0].job(k) for i, k in where]):
-            yield (*where[one.job], one)
-
-    def _free_clients_measures(self, asked: Sequence[tuple[LiveRun, Train]]) -> dict[tuple[int, int], Measure]:
-        """Let every invited free client measure the model it received."""
-        where, jobs = [], []
-        for i, (run, request) in enumerate(asked):
-            if request.rule is None:
-                continue
-            for model, k in request.jobs:
-                client = run.federation.clients[k]
-                if not client.priority:
-                    where.append((i, k))
-                    jobs.append(EvalJob(model, run.federation.pool, client.rows(request.split)))
-        return dict(zip(where, self.engine.evaluate(jobs), strict=True))
+        places = [(i, k) for i, (run, _) in enumerate(asked) for k in wanted[i] if k not in run.kept]
+        for trained in self.engine.train([asked[i][0].job(k) for i, k in places]):
+            i, k = places[trained.job]
+            yield i, k, asked[i][0].sent(k, trained)
 
 
-def stretched(model: torch.Tensor, received: torch.Tensor, step: float, size: int) -> torch.Tensor:
-    """Multiply a model's update in its first ``size`` numbers; the rest, BatchNorm's statistics, is as it is."""
-    if step == 1.0:
-        return model
-    moved = model.clone()
-    moved[:size] = received[:size] + (model[:size] - received[:size]) * step
-    return moved
+class _Checks:
+    """Collects what the checks look at, and reads it all at once: on a GPU, every reading waits for the work."""
+
+    def __init__(self, runs: Sequence[LiveRun]) -> None:
+        self._runs = runs
+        self._places: list[tuple[int, int]] = []
+        self._finite: list[torch.Tensor] = []
+        self._lengths: dict[tuple[int, int], torch.Tensor] = {}
+
+    def add(self, i: int, k: int, trained: Trained) -> None:
+        """Take what is needed of an update of run i, not its model: a simulation never holds all of them."""
+        self._places.append((i, k))
+        self._finite.append(trained.finite)
+        run = self._runs[i]
+        if run.server_steps and run.received is not None:
+            self._lengths[i, k] = length_of(trained.model, run.received, run.trainable)
+
+    def refusals(self) -> list[dict[int, str]]:
+        """Return, for each run, the refused clients with the reasons."""
+        finite = dict(zip(self._places, _read(self._finite), strict=True))
+        lengths = dict(zip(self._lengths, _values(list(self._lengths.values())), strict=True))
+        facts: list[dict[int, UpdateFacts]] = [{} for _ in self._runs]
+        for i, k in self._places:
+            facts[i][k] = UpdateFacts(finite[i, k], lengths.get((i, k), 0.0))
+        return [
+            refusals(found, [k for k in found if run.federation.clients[k].priority], run.server_steps)
+            for run, found in zip(self._runs, facts, strict=True)
+        ]
 
 
-def similarities(update: Callable[[int], torch.Tensor], request: Compare) -> dict[int, Similarity]:
-    """Compare clients' updates, one after another, with the mean of some of them, as a request says."""
-    mean = torch.stack([update(k).double() * weight for k, weight in request.reference.items()]).sum(0)
-    each = (update(k).double() for k in request.clients)
+def similarities_to(
+    update: Callable[[int], torch.Tensor], reference: Mapping[int, float], clients: Iterable[int]
+) -> dict[int, Similarity]:
+    """Compare clients' updates, one after another, with a weighted mean of some of them."""
+    asked = list(clients)
+    mean = torch.stack([update(k).double() * weight for k, weight in reference.items()]).sum(0)
+    each = (update(k).double() for k in asked)
     dots = torch.stack([torch.stack([one @ mean, one @ one]) for one in each]).tolist()
     length = math.sqrt(float(mean @ mean))
-    return {k: _similarity(dot, square, length) for k, (dot, square) in zip(request.clients, dots, strict=True)}
+    return {k: _similarity(dot, square, length) for k, (dot, square) in zip(asked, dots, strict=True)}
 
 
 def _similarity(dot: float, square: float, length: float) -> Similarity:
@@ -279,18 +242,16 @@ def _similarity(dot: float, square: float, length: float) -> Similarity:
     return Similarity(dot / (own * length), own / length)
 
 
-def _add(sums: list[torch.Tensor | None], place: int, more: torch.Tensor) -> None:
-    total = sums[place]
-    sums[place] = more if total is None else total.add_(more)
+def _decide(request: Invite, own: Measure | None) -> Reply:
+    """Decide as the client does; ``own`` is a free client's measure of the model, None a priority client's."""
+    if own is None:
+        return Offered()
+    return Offered(own) if request.rule.offers(own, request.broadcast) else Declined(own)
 
 
-def _answer(request: Train, own: Measure | None) -> Reply:
-    """Decide as the client does; ``own`` is a free client's measure, None a priority client's."""
-    if own is None or request.rule is None or request.broadcast is None:
-        return Update()
-    return Update(own=own) if request.rule.offers(own, request.broadcast) else Declined(own)
+def _read(flags: Sequence[torch.Tensor]) -> list[bool]:
+    return [bool(flag) for flag in _values(flags)]
 
 
-def _flags(flags: Sequence[torch.Tensor]) -> list[bool]:
-    """Read flags, all at once: on a GPU, reading waits for the work."""
-    return [bool(flag) for flag in torch.stack(list(flags)).tolist()] if flags else []
+def _values(numbers: Sequence[torch.Tensor]) -> list[float]:
+    return torch.stack(list(numbers)).tolist() if numbers else []

@@ -5,6 +5,7 @@ A client's bits on a CPU don't depend on its neighbours, so the results are thos
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedalign.errors import FedalignError
+from fedalign.callbacks import close_all, notify_error, notify_round
+from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import RoundDone
-from fedalign.simulation.api import ModelFactory, RunSpec, Simulation, SimulationResult
 from fedalign.simulation.driver import Event
+from fedalign.simulation.simulation import Simulation, SimulationResult
+from fedalign.simulation.spec import ModelFactory, RunSpec
 from fedalign.training.losses import PerSampleLoss, cross_entropy
 
 
@@ -46,8 +49,11 @@ class RaySimulation:
         if device == "cuda" and not gpus:
             raise FedalignError("device 'cuda' was asked for, but Ray's cluster has no GPU; use --device cpu")
         self.device = torch.device("cuda" if gpus and device != "cpu" else "cpu")
-        Simulation(specs, model, loss=loss, device="cpu")  # says what is wrong before a worker starts
-        self._specs, self._model = list(specs), model
+        self._here = Simulation(specs, model, loss=loss, device="cpu")  # says what is wrong before a worker starts
+        # Callbacks that add to records run in the workers, beside the simulation; the others here.
+        self._specs, self._model = [_for_worker(spec) for spec in specs], model
+        self._infos = [spec.info for spec in specs]
+        self._callbacks = [[c for c in spec.callbacks if not c.changes_records] for spec in specs]
         self._options = {"loss": loss, "device": self.device.type, "tf32": tf32}
         count = min(len(specs), workers or (gpus if self.device.type == "cuda" else machines))
         self._shares = [list(range(first, len(specs), count)) for first in range(count)]
@@ -65,6 +71,9 @@ class RaySimulation:
         for share in self._shares:
             specs = [self._specs[i] for i in share]
             streams[work.remote(specs, self._model, self._options, self._needs["num_cpus"])] = share
+        for info, callbacks in zip(self._infos, self._callbacks, strict=True):
+            for callback in callbacks:
+                callback.on_start(info)
         try:
             while streams:
                 ready, _ = ray.wait(list(streams), num_returns=1)
@@ -83,14 +92,29 @@ class RaySimulation:
                     if kind == "results":
                         self._results |= dict(zip(share, content, strict=True))
                     else:
-                        yield [(share[place], event) for place, event in content]
+                        yield [(share[place], self._notify(share[place], event)) for place, event in content]
         finally:
             for stream in streams:
                 ray.cancel(stream, force=True)
+            close_all([callback for callbacks in self._callbacks for callback in callbacks])
+
+    def _notify(self, run: int, event: RoundDone | DivergedError) -> RoundDone | DivergedError:
+        if isinstance(event, DivergedError):
+            notify_error(self._callbacks[run], event)
+            return event
+        return notify_round(self._callbacks[run], event, self._here.module)
 
     def results(self) -> list[SimulationResult]:
-        """Give what the runs came to, after the last round."""
-        return [self._results[i] for i in range(len(self._specs))]
+        """Return what the runs came to, after the last round, and tell the callbacks."""
+        found = [self._results[i] for i in range(len(self._specs))]
+        for result, callbacks in zip(found, self._callbacks, strict=True):
+            for callback in callbacks:
+                callback.on_end(result)
+        return found
+
+
+def _for_worker(spec: RunSpec) -> RunSpec:
+    return dataclasses.replace(spec, callbacks=[callback for callback in spec.callbacks if callback.changes_records])
 
 
 def _work(
@@ -108,9 +132,10 @@ def _work(
 def _on_cpu(event: Any) -> Any:
     if not isinstance(event, RoundDone):
         return event
-    models = event.model
+    models, snapshot = event.model, event.snapshot
     held = tuple(m.cpu() for m in models) if isinstance(models, tuple) else models.cpu()
-    return RoundDone(event.record, held, tuple(one.cpu() for one in event.memory))
+    tensors = {name: tensor.cpu() for name, tensor in snapshot.tensors.items()}
+    return RoundDone(event.record, held, dataclasses.replace(snapshot, tensors=tensors))
 
 
 def _ray() -> Any:

@@ -1,28 +1,37 @@
 """SCAFFOLD's control variates (Karimireddy et al., 2020, arXiv:1910.06378), held for all clients of a run.
 
 ``c_k`` estimates client k's gradient and ``c`` the aggregate's; a local step adds ``c − c_k``, so that clients with
-unlike data step alike. In a federation of many machines ``c_k`` lives at the client; here there is a row for each.
+unlike data step alike. In a federation of many machines ``c_k`` lives on the client; here there is a row for each.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from fedalign.simulation.engine.layout import Layout
 
+_SERVER, _CLIENTS = "scaffold.server", "scaffold.clients"
+
 
 class Controls:
-    """A run's control variates, at first zero; ``rows`` are those that :meth:`rows` gave earlier."""
+    """A run's control variates, zero at first; ``tensors`` are those of a snapshot to go on from."""
 
-    def __init__(self, clients: int, layout: Layout, device: torch.device, rows: torch.Tensor | None = None) -> None:
-        self._size, self._whole = layout.trainable_size, layout.size
-        if rows is None:
-            rows = torch.zeros((clients + 1, self._size), dtype=layout.dtype, device=device)
-        self.server, self.clients = rows[0, : self._size].clone(), rows[1:, : self._size].clone()
+    def __init__(
+        self, clients: int, layout: Layout, device: torch.device, tensors: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        size = layout.trainable_size
+        if tensors is not None and _SERVER in tensors:
+            self.server, self.clients = (tensors[name].to(device, copy=True) for name in (_SERVER, _CLIENTS))
+        else:
+            self.server = torch.zeros(size, dtype=layout.dtype, device=device)
+            self.clients = torch.zeros((clients, size), dtype=layout.dtype, device=device)
+        self._size = size
         self._change = torch.zeros_like(self.server)
 
     def correction(self, k: int) -> torch.Tensor:
-        """Give ``c − c_k``."""
+        """Return ``c − c_k``, which every local step of client k adds to its gradient."""
         return self.server - self.clients[k]
 
     def update(self, k: int, moved: torch.Tensor, rates: float, share: float) -> None:
@@ -36,8 +45,6 @@ class Controls:
         self.server += self._change * part
         self._change.zero_()
 
-    def rows(self) -> tuple[torch.Tensor, ...]:
-        """Give all variates, the server's first, padded to a model's length, to be stored beside the model."""
-        padded = torch.zeros((len(self.clients) + 1, self._whole), dtype=self.server.dtype, device=self.server.device)
-        padded[0, : self._size], padded[1:, : self._size] = self.server, self.clients
-        return tuple(padded)
+    def named(self) -> dict[str, torch.Tensor]:
+        """Return copies of all variates by name, for a snapshot."""
+        return {_SERVER: self.server.clone(), _CLIENTS: self.clients.clone()}

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedalign.errors import FedalignError
 from fedalign.protocol.records import History
-from fedalign.simulation.api import ModelFactory, RunSpec, initial_module
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.spec import ModelFactory, RunSpec, initial_module
 from fedalign.theory.bounds import Bounds, bounds, path_of
 from fedalign.theory.constants import Constants
 from fedalign.theory.exact import Expected, expected

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
-from fedalign.protocol.messages import RoundDone
-from fedalign.protocol.records import RoundRecord
-from fedalign.rules.align import Align, Everyone, PriorityOnly
+from fedalign.rules.align import Align
+from fedalign.rules.baselines import Alone, Everyone, PriorityOnly
 from fedalign.rules.rule import Rule
-from fedalign.simulation.api import Alone
-from fedalign.theory.bounds import bias_of
 from fedalign.theory.constants import Constants, constants
 from fedalign.theory.problem import Array, LeastSquares, Objective, Problem, Softmax
 from fedalign.training.local import LocalSGD
@@ -128,33 +125,3 @@ def check_rate(local: LocalSGD, c: Constants) -> None:
 def holds_for(rule: Rule | Alone) -> bool:
     """Tell whether a rule decides before clients train, as the theorems' indicators do."""
     return isinstance(rule, Align | Everyone | PriorityOnly) and not rule.needs_updates
-
-
-@dataclass(frozen=True)
-class TheoryWatch:
-    """Adds F(w) with its regulariser, and the running ρ_T, to every round's record."""
-
-    setting: Setting
-    constants: Constants  #: of which μ, L, γ and Γ_k are used, which don't depend on where a run starts
-
-    @classmethod
-    def of(cls, setting: Setting) -> TheoryWatch:
-        """Make the watch."""
-        return cls(setting, setting.constants(np.zeros(setting.problem.size)))
-
-    @property
-    def rate(self) -> InverseTime:
-        """η_t = 2/(μ(t + γ)) with the federation's own μ and γ."""
-        return InverseTime(self.constants.mu, self.constants.gamma)
-
-    def __call__(self, done: RoundDone, last: RoundRecord | None) -> RoundRecord:
-        """Look at a finished round."""
-        record, c, E = done.record, self.constants, self.setting.local_steps
-        ahead = c.mu / (2 * c.L)  # ρ_T = 1/ahead · Σ bias / (T + γ − 2)
-        T = (record.round + 1) * E
-        total = last.rho * ahead * (T - E + c.gamma - 2) if last is not None and last.rho is not None else 0.0
-        rho = (total + E * bias_of(record, c.gaps)) / ahead / (T + c.gamma - 2)
-        # Weights are those of the model that is served; where the run goes on from another, they don't tell its bias.
-        known = not record.base and (last is None or last.rho is not None)
-        objective = self.setting.problem.value(self.setting.weights(done.model))
-        return replace(record, objective=objective, rho=rho if known else None)

@@ -1,4 +1,4 @@
-"""Who shows up in a round. A draw is a function of (seed, round, client), so a resumed run sees the same faces."""
+"""Which clients can be reached in a round. A draw is a function of (seed, round, client), so a resume repeats it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROUND = re.compile("[0-9]{1,9}")
 
 @dataclass(frozen=True)
 class Presence:
-    """One round's draw: who is reachable, and how often each priority client was drawn (Theorem 2), if it was."""
+    """One round's draw: the reachable clients, and how often each priority client was drawn (Theorem 2), if it was."""
 
     reachable: tuple[bool, ...]
     draws: dict[int, int] | None = None
@@ -32,13 +32,13 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Say who is reachable in this round."""
+        """Return the clients that can be reached in this round."""
 
-    def jury(self, round: int, roster: Roster, seed: int) -> Presence | None:
-        """Say who may measure candidates in this round, where a rule has the priority clients choose.
+    def draw_evaluators(self, round: int, roster: Roster, seed: int) -> Presence | None:
+        """Return the clients that may evaluate candidates in this round; None: those that take part in it.
 
-        None: those that take part. Where the server draws who trains, it draws the judges anew: those that have just
-        trained favour what they know, and the others' data isn't heard.
+        Where the server draws the clients that train, it draws evaluators afresh. Clients that have just trained
+        favour what they know, and the others' data would not count.
         """
         return None
 
@@ -52,7 +52,7 @@ class Full(Participation):
     """Everybody, always."""
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Say everybody."""
+        """Return all clients."""
         return Presence((True,) * len(roster))
 
 
@@ -70,9 +70,9 @@ class Uniform(Participation):
         """Draw ``round(fraction · N)`` clients, at least one."""
         return self._drawn(roster, seed, Purpose.PARTICIPATION, round)
 
-    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Draw as many anew."""
-        return self._drawn(roster, seed, Purpose.JURY, round)
+    def draw_evaluators(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Draw as many clients again, independently."""
+        return self._drawn(roster, seed, Purpose.EVALUATORS, round)
 
     def _drawn(self, roster: Roster, *words: int) -> Presence:
         count = max(1, math.floor(self.fraction * len(roster) + 0.5))
@@ -94,12 +94,12 @@ class Replacement(Participation):
             raise FedalignError(f"draws must be a whole number of at least 1, not {self.draws!r}")
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Draw the multiset."""
+        """Draw the multiset of priority clients."""
         return self._drawn(roster, seed, Purpose.PARTICIPATION, round)
 
-    def jury(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Draw another."""
-        return self._drawn(roster, seed, Purpose.JURY, round)
+    def draw_evaluators(self, round: int, roster: Roster, seed: int) -> Presence:
+        """Draw another multiset, independently."""
+        return self._drawn(roster, seed, Purpose.EVALUATORS, round)
 
     def _drawn(self, roster: Roster, *words: int) -> Presence:
         p = np.where(roster.priority, roster.p, 0.0)
@@ -145,7 +145,7 @@ class Trace(Participation):
         object.__setattr__(self, "rows", _read_trace(Path(self.path)))
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Look the round up."""
+        """Look up the round in the trace."""
         t = round % (max(self.rows) + 1) if self.repeat else round
         there = self.rows.get(t, frozenset())
         named = set(roster.names)

@@ -30,7 +30,7 @@ class Purpose(enum.IntEnum):
     PARTICIPATION = 3
     SPLIT = 4
     DATA = 5
-    JURY = 6
+    EVALUATORS = 6
 
 
 def _splitmix(z: U64) -> U64:

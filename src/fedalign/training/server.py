@@ -1,4 +1,4 @@
-"""What the server does with the round's mean: take it (FedAvg), or step towards it as an optimiser would.
+"""What the server does with the round's aggregate: take it (FedAvg), or step towards it as an optimiser would.
 
 Reddi et al., "Adaptive Federated Optimization" (2021, arXiv:2003.00295): the difference ``Δ = mean − w`` is treated as
 a gradient. FedAvgM is Hsu, Qi and Brown (2019, arXiv:1909.06335). Models are anything with arithmetic, as in the
@@ -9,33 +9,54 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedalign.errors import FedalignError
 
 Model = Any
+Memory = Mapping[str, Model]
 
 
 class ServerOptimizer(abc.ABC):
-    """A server's step. ``memory`` is what it keeps from round to round: nothing before its first step."""
+    """A server's step. Subclass it and define :meth:`step`.
+
+    ``memory`` is what the optimiser keeps from round to round, by name. It is empty before the first step.
+    """
 
     @abc.abstractmethod
-    def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
-        """Give the new model and the new memory."""
+    def step(self, model: Model, mean: Model, memory: Memory) -> tuple[Model, Memory]:
+        """Return the new model and the new memory, given the round's model and the clients' aggregate."""
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A model, and what the server's optimiser keeps for it."""
+class ServerModel:
+    """A model on the server, and what the server optimiser remembers for it.
 
-    model: Model
-    memory: tuple[Model, ...] = ()
+    >>> model = ServerModel(0.0).step(1.0, FedAvgM(momentum=0.5))
+    >>> model.named("model")
+    {'model': 1.0, 'model.momentum': 1.0}
+    >>> ServerModel.restore("model", model.named("model")) == model
+    True
+    """
 
-    def step(self, mean: Model, server: ServerOptimizer | None) -> Branch:
-        """Move to a round's mean (FedAvg), or towards it."""
-        return Branch(mean) if server is None else Branch(*server.step(self.model, mean, self.memory))
+    weights: Model
+    memory: Memory = field(default_factory=dict)
+
+    def step(self, mean: Model, server: ServerOptimizer | None) -> ServerModel:
+        """Move to a round's aggregate (FedAvg, without a ``server`` optimiser), or towards it."""
+        return ServerModel(mean) if server is None else ServerModel(*server.step(self.weights, mean, self.memory))
+
+    def named(self, name: str) -> dict[str, Model]:
+        """Return the weights and the memory by name, for a snapshot."""
+        return {name: self.weights, **{f"{name}.{part}": tensor for part, tensor in self.memory.items()}}
+
+    @classmethod
+    def restore(cls, name: str, tensors: Mapping[str, Model]) -> ServerModel:
+        """Read back what :meth:`named` returned."""
+        memory = {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
+        return cls(tensors[name], memory)
 
 
 def _check(**values: float) -> None:
@@ -51,8 +72,8 @@ def _check(**values: float) -> None:
 class FedAvgM(ServerOptimizer):
     """Server momentum: ``m ← β m + Δ``, ``w ← w + lr·m``. With β = 0 and lr = 1 it is FedAvg.
 
-    >>> FedAvgM(momentum=0.5).step(0.0, 1.0, (2.0,))
-    (2.0, (2.0,))
+    >>> FedAvgM(momentum=0.5).step(0.0, 1.0, {"momentum": 2.0})
+    (2.0, {'momentum': 2.0})
     """
 
     lr: float = 1.0
@@ -61,12 +82,12 @@ class FedAvgM(ServerOptimizer):
     def __post_init__(self) -> None:
         _check(lr=self.lr, momentum=self.momentum)
 
-    def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
-        """Move."""
+    def step(self, model: Model, mean: Model, memory: Memory) -> tuple[Model, Memory]:
+        """Add the difference to the momentum, and move by that."""
         speed = mean - model
         if memory:
-            speed = memory[0] * self.momentum + speed
-        return model + speed * self.lr, (speed,)
+            speed = memory["momentum"] * self.momentum + speed
+        return model + speed * self.lr, {"momentum": speed}
 
 
 @dataclass(frozen=True)
@@ -84,14 +105,15 @@ class FedAdam(ServerOptimizer):
     def __post_init__(self) -> None:
         _check(lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
 
-    def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
-        """Move."""
+    def step(self, model: Model, mean: Model, memory: Memory) -> tuple[Model, Memory]:
+        """Update both moments of the difference, and move by their quotient."""
         difference = mean - model
         square = difference * difference
-        m, v = memory or (difference * 0.0, square * 0.0 + self.tau**2)
+        m = memory["first_moment"] if memory else difference * 0.0
+        v = memory["second_moment"] if memory else square * 0.0 + self.tau**2
         m = m * self.beta1 + difference * (1 - self.beta1)
         v = self._second(v, square)
-        return model + m / (v**0.5 + self.tau) * self.lr, (m, v)
+        return model + m / (v**0.5 + self.tau) * self.lr, {"first_moment": m, "second_moment": v}
 
     def _second(self, v: Model, square: Model) -> Model:
         return v * self.beta2 + square * (1 - self.beta2)
@@ -113,15 +135,9 @@ class Partial(ServerOptimizer):
     optimizer: ServerOptimizer
     size: int
 
-    def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
-        """Move the trainable part. Memory has the model's length, so that it can be stored beside it."""
-        short = [one[: self.size] for one in memory]
-        moved, kept = self.optimizer.step(model[: self.size], mean[: self.size], short)
+    def step(self, model: Model, mean: Model, memory: Memory) -> tuple[Model, Memory]:
+        """Step the trainable numbers and take the aggregate of the others."""
+        moved, kept = self.optimizer.step(model[: self.size], mean[: self.size], memory)
         new = mean * 1.0
         new[: self.size] = moved
-        padded = []
-        for one in kept:
-            whole = mean * 0.0
-            whole[: self.size] = one
-            padded.append(whole)
-        return new, tuple(padded)
+        return new, kept

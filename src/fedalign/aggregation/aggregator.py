@@ -1,0 +1,136 @@
+"""What an aggregator is, and the weighted mean, which needs to hold no update."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from fedalign.protocol.messages import Mix
+
+
+class Accumulator(Protocol):
+    """Takes clients' models one after another and combines them in the end."""
+
+    def add(self, model: torch.Tensor, share: float) -> None:
+        """Take one client's flat model and its share of the aggregate."""
+        ...
+
+    def result(self) -> torch.Tensor:
+        """Return the aggregate of what was added."""
+        ...
+
+
+class Aggregator(abc.ABC):
+    """Combines clients' models into one. Subclass it and define :meth:`combine`.
+
+    An aggregator that can add models up as they come overrides :meth:`start` as well, and sets ``streams``; then a
+    driver never holds all of them.
+
+    >>> class Largest(Aggregator):
+    ...     def combine(self, models, shares):
+    ...         return models.max(0).values
+    >>> both = Largest().start()
+    >>> both.add(torch.tensor([1.0, 5.0]), 0.5)
+    >>> both.add(torch.tensor([2.0, 4.0]), 0.5)
+    >>> both.result()
+    tensor([2., 5.])
+    """
+
+    streams: bool = False  #: True: models are added up as they come
+
+    @abc.abstractmethod
+    def combine(self, models: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """Combine models (clients × numbers) with their shares, which sum to 1, into one flat model."""
+
+    def start(self) -> Accumulator:
+        """Begin an aggregate."""
+        return _Held(self)
+
+
+class _Held:
+    """Holds models until all are there."""
+
+    def __init__(self, aggregator: Aggregator) -> None:
+        self._aggregator = aggregator
+        self._models: list[torch.Tensor] = []
+        self._shares: list[float] = []
+
+    def add(self, model: torch.Tensor, share: float) -> None:
+        self._models.append(model)
+        self._shares.append(share)
+
+    def result(self) -> torch.Tensor:
+        models = torch.stack(self._models)
+        return self._aggregator.combine(models, models.new_tensor(self._shares))
+
+
+class WeightedMean(Aggregator):
+    """The mean with the clients' shares as weights, as in FedAvg and FedALIGN. It holds one model's numbers.
+
+    >>> WeightedMean().combine(torch.tensor([[0.0, 2.0], [4.0, 6.0]]), torch.tensor([0.75, 0.25]))
+    tensor([1., 3.])
+    """
+
+    streams = True
+
+    def combine(self, models: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """Return ``Σ share_k · w_k``."""
+        return (models * shares[:, None]).sum(0)
+
+    def start(self) -> Accumulator:
+        """Begin a running sum."""
+        return _Sum()
+
+
+class _Sum:
+    """Adds models up as they come."""
+
+    def __init__(self) -> None:
+        self._total: torch.Tensor | None = None
+
+    def add(self, model: torch.Tensor, share: float) -> None:
+        weighted = model * share
+        self._total = weighted if self._total is None else self._total.add_(weighted)
+
+    def result(self) -> torch.Tensor:
+        assert self._total is not None, "an aggregate has at least one client"
+        return self._total
+
+
+class Aggregation:
+    """Several aggregates of one round, filled together as clients' models come. Both drivers use it.
+
+    ``size`` is the number of trainable numbers, the first ones of a model: a mix's ``step`` multiplies an update there.
+    """
+
+    def __init__(self, aggregator: Aggregator, mixes: Sequence[Mix], size: int) -> None:
+        self._mixes, self._size = mixes, size
+        self._parts = [aggregator.start() for _ in mixes]
+
+    def add(self, client: int, model: torch.Tensor, received: torch.Tensor) -> None:
+        """Add a client's model to the aggregates that it has a share in; ``received`` is what it trained from."""
+        for mix, part in zip(self._mixes, self._parts, strict=True):
+            if client in mix.shares:
+                moved = scaled(model, received, mix.step.get(client, 1.0), self._size)
+                part.add(moved, mix.shares[client])
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        """Return one model for each mix."""
+        return tuple(part.result() for part in self._parts)
+
+
+def scaled(model: torch.Tensor, received: torch.Tensor, step: float, size: int) -> torch.Tensor:
+    """Multiply a model's update in its first ``size`` numbers; the others, such as BatchNorm's statistics, stay."""
+    if step == 1.0:
+        return model
+    moved = model.clone()
+    moved[:size] = received[:size] + (model[:size] - received[:size]) * step
+    return moved
+
+
+def clients_of(mixes: Iterable[Mix]) -> set[int]:
+    """Return the clients that have a share in some mix."""
+    return {k for mix in mixes for k in mix.shares}

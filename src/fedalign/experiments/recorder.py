@@ -1,0 +1,84 @@
+"""The callback that writes a run into its folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fedalign.callbacks import Callback
+from fedalign.data.federation import Federation
+from fedalign.errors import DivergedError
+from fedalign.experiments.store import Mark, RunStore
+from fedalign.protocol.messages import Snapshot
+from fedalign.protocol.records import RoundRecord
+from fedalign.simulation.simulation import SimulationResult
+
+
+class Recorder(Callback):
+    """Writes rounds as they come, checkpoints, and the final model.
+
+    ``every`` says after how many rounds a checkpoint is written; the last one before an interruption always is.
+    Without a ``federation``, as over Flower, there are no clients' test figures to write.
+    """
+
+    needs_model = False
+
+    def __init__(self, store: RunStore, federation: Federation | None, rounds: int, every: int = 1) -> None:
+        self._store, self._federation, self._rounds, self._every = store, federation, rounds, every
+        self._pending: tuple[Mark, Snapshot] | None = None
+
+    def on_snapshot(self, record: RoundRecord, snapshot: Snapshot) -> None:
+        """Write the round into the log, and a checkpoint when one is due."""
+        mark = self._store.append(record)
+        self._pending = mark, snapshot
+        if mark.rounds % self._every == 0 or mark.rounds == self._rounds:
+            self.close()
+
+    def on_error(self, error: DivergedError) -> None:
+        """Remember that the run diverged, so that a resume does not repeat it."""
+        self._store.mark_diverged(error)
+
+    def on_end(self, result: SimulationResult) -> None:
+        """Write the final weights, and how they do on every client's test data."""
+        if result.error is not None:
+            return
+        if self._federation is not None:
+            self._store.save_clients(client_rows(self._federation, result))
+        names = self._federation.roster.names if self._federation is not None else ()
+        self._store.save_model(named_tensors(names, result.model))
+
+    def close(self) -> None:
+        """Make the last finished round a checkpoint."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._store.checkpoint(*pending)
+
+
+def client_rows(federation: Federation, result: SimulationResult) -> list[dict[str, Any]]:
+    """Return the lines of ``clients.json``: every client's test figures with the final model."""
+    return [
+        {
+            "id": k,
+            "name": client.name,
+            "priority": client.priority,
+            "test_accuracy": measure.accuracy,
+            "test_loss": measure.loss if math.isfinite(measure.loss) else None,
+            "test_samples": measure.samples,
+        }
+        for k, (client, measure) in enumerate(zip(federation.clients, result.clients, strict=True))
+        if measure is not None
+    ]
+
+
+def named_tensors(clients: Sequence[str], model: Any) -> dict[str, torch.Tensor]:
+    """Name a run's final weights; where every client has a model, by the client too."""
+    if isinstance(model, torch.nn.Module):
+        return {key: value.contiguous() for key, value in model.state_dict().items()}
+    return {
+        f"{name}.{key}": value.contiguous()
+        for name, module in zip(clients, model, strict=True)
+        for key, value in module.state_dict().items()
+    }

@@ -1,0 +1,67 @@
+"""Weights: each client's share of an aggregate, and weighted means of the priority clients' measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from fedalign.errors import FedalignError
+from fedalign.protocol.messages import Mix, Present
+from fedalign.protocol.roster import Roster
+from fedalign.rules.rule import Measure, Offer, Rule, Selection
+
+
+def mix_of(present: Present, priority: Iterable[int], selection: Selection) -> Mix:
+    """Describe the aggregate over priority clients and a selection of free clients."""
+    return Mix(shares(present, sorted([*priority, *selection.clients]), selection), selection.step)
+
+
+def shares(present: Present, clients: Iterable[int], selection: Selection | None = None) -> dict[int, float]:
+    """Return each client's share: its weight ``p_k`` over the sum of weights.
+
+    A priority client that was drawn ``c`` times of ``K`` weighs ``c/K`` in place of ``p_k``. A selection may replace
+    or scale the weights of its clients.
+
+    >>> present = Present(Roster(("a", "b", "c"), (True, True, False), (3, 1, 4)), (True, True, True))
+    >>> shares(present, [0, 1, 2])
+    {0: 0.375, 1: 0.125, 2: 0.5}
+    """
+    roster, draws = present.roster, present.draws
+    total_draws = sum(draws.values()) if draws else 0
+    weights = {k: draws[k] / total_draws if draws and roster.priority[k] else float(roster.p[k]) for k in clients}
+    if selection is not None and (selection.weight or selection.scale):
+        # A selection's weights stand beside a weight of 1 for all priority clients, of which some may be absent.
+        here = math.fsum(weight for k, weight in weights.items() if roster.priority[k])
+        weights |= {k: weight * here for k, weight in selection.weight.items()}
+        weights = {k: weight * selection.scale.get(k, 1.0) for k, weight in weights.items()}
+    total = math.fsum(weights.values())
+    return {k: weight / total for k, weight in weights.items()}
+
+
+def weighted_mean(roster: Roster, measures: Mapping[int, Measure]) -> tuple[float, float | None]:
+    """Average loss and accuracy over clients with weights ``p_k``; no accuracy where a client has none.
+
+    >>> roster = Roster(("a", "b"), (True, True), (3, 1))
+    >>> weighted_mean(roster, {0: Measure(1.0, 0.5, 9), 1: Measure(2.0, 0.9, 9)})
+    (1.25, 0.6)
+    """
+    total = math.fsum(float(roster.p[k]) for k in measures)
+    loss = math.fsum(float(roster.p[k]) * m.loss for k, m in measures.items()) / total
+    accuracies = [(float(roster.p[k]), m.accuracy) for k, m in measures.items() if m.accuracy is not None]
+    if len(accuracies) < len(measures):
+        return loss, None
+    return loss, math.fsum(p * a for p, a in accuracies) / total
+
+
+def check_selection(rule: Rule, selection: Selection, offers: Mapping[int, Offer]) -> Selection:
+    """Return a rule's selection, or refuse one that names clients that offered nothing."""
+    name = type(rule).__name__
+    if not isinstance(selection, Selection):
+        raise FedalignError(f"{name}.select must return a fedalign.Selection, not {selection!r:.60}")
+    for k in selection.clients:
+        if k not in offers:
+            raise FedalignError(f"{name} names client {k}, which offered nothing; it selects among the offers")
+    for k in selection.weight:
+        if k not in selection.clients:
+            raise FedalignError(f"{name} gives a weight to client {k}, which it does not select")
+    return selection

@@ -1,0 +1,115 @@
+"""A simulated run under way: its generator, its clients' data, and the updates that wait for the server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedalign.aggregation.aggregator import Aggregator, WeightedMean
+from fedalign.aggregation.update_steps import ClientStep, ServerStep, UpdateContext, sent_model
+from fedalign.data.federation import Federation
+from fedalign.errors import DivergedError
+from fedalign.protocol.messages import Present, Request, Result, RoundDone, Run, Snapshot, WhoIsThere
+from fedalign.protocol.records import RoundRecord
+from fedalign.simulation.engine.jobs import Trained, TrainJob
+from fedalign.simulation.scaffold import Controls
+from fedalign.training.local import LocalSGD
+from fedalign.training.participation import Full, Participation
+
+
+@dataclass
+class LiveRun:
+    """A run under way. Clients of an invitation are trained when the server asks for their updates."""
+
+    run: Run
+    federation: Federation
+    local: LocalSGD
+    seed: int
+    rounds: int
+    trainable: int  #: how many numbers of a flat model are trainable, the first ones
+    participation: Participation = Full()
+    aggregator: Aggregator = field(default_factory=WeightedMean)
+    client_steps: Sequence[ClientStep] = ()
+    server_steps: Sequence[ServerStep] = ()
+    controls: Controls | None = None  #: SCAFFOLD's
+    request: Request | None = None
+    result: Result | None = None
+    error: DivergedError | None = None
+    records: list[RoundRecord] = field(default_factory=list)
+    round: int = 0
+    received: torch.Tensor | None = None  #: the model that the invited clients have
+    kept: dict[int, Trained] = field(default_factory=dict)  #: updates that were compared and wait for the aggregate
+
+    def advance(self, reply: Any) -> None:
+        """Send a reply and keep the next request; at the end keep the result, or the error."""
+        try:
+            self.request = self.run.send(reply)
+        except StopIteration as stop:
+            self.request, self.result = None, stop.value
+        except DivergedError as error:
+            self.request, self.error = None, error
+
+    def present(self, request: WhoIsThere) -> Present | None:
+        """Draw the clients that can be reached, or those that evaluate; None: no evaluators of their own."""
+        roster = self.federation.roster
+        draw = self.participation.draw if request.purpose == "train" else self.participation.draw_evaluators
+        drawn = draw(request.round, roster, self.seed)
+        return None if drawn is None else Present(roster, drawn.reachable, drawn.draws)
+
+    def job(self, k: int, model: torch.Tensor | None = None) -> TrainJob:
+        """Describe client k's local work in this round, from the model it received or from its own."""
+        start = self.received if model is None else model
+        assert start is not None, "a client trains after an invitation"
+        return TrainJob(
+            model=start,
+            pool=self.federation.pool,
+            rows=self.federation.clients[k].train,
+            local=self.local,
+            seed=self.seed,
+            round=self.round,
+            rounds=self.rounds,
+            client=k,
+            correction=self.controls.correction(k) if self.controls is not None else None,
+        )
+
+    def sent(self, k: int, trained: Trained) -> Trained:
+        """Apply the client steps to what client k trained."""
+        if not self.client_steps:
+            return trained
+        assert self.received is not None
+        context = UpdateContext(self.seed, self.round, k)
+        model = sent_model(trained.model, self.received, self.client_steps, context, self.trainable)
+        return replace(trained, model=model)
+
+    def update(self, k: int) -> torch.Tensor:
+        """Return the trainable part of an update that was kept."""
+        assert self.received is not None
+        return (self.kept[k].model - self.received)[: self.trainable]
+
+    def renew_controls(self, trained: Mapping[int, torch.Tensor], shares: Mapping[int, float]) -> None:
+        """Renew the control variates of clients and server after a round (SCAFFOLD)."""
+        if self.controls is None or self.received is None:
+            return
+        clients = self.federation.clients
+        for k, model in trained.items():
+            steps = self.local.steps_for(len(clients[k].train))
+            rates = math.fsum(self.local.rate(self.round, self.rounds, s, steps) for s in range(steps))
+            self.controls.update(k, self.received - model, rates, shares.get(k, 0.0))
+        self.controls.close(math.fsum(float(self.federation.p[k]) for k in shares if clients[k].priority))
+
+    def in_order(self, clients: Iterable[int]) -> list[int]:
+        """Sort clients as the engines finish them, so that sums round alike whatever is trained beside."""
+        sizes = {k: len(self.federation.clients[k].train) for k in clients}
+        return sorted(sizes, key=lambda k: (-self.local.width_for(sizes[k]), -self.local.steps_for(sizes[k]), k))
+
+    def complete(self, done: RoundDone) -> RoundDone:
+        """Add to a round's snapshot what the driver keeps for the run."""
+        if self.controls is None:
+            return done
+        snapshot = done.snapshot
+        tensors = {**snapshot.tensors, **self.controls.named()}
+        return replace(done, snapshot=Snapshot(snapshot.round, tensors, snapshot.values))

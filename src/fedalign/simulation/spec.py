@@ -1,0 +1,121 @@
+"""The description of one run, checked before any work, and the plan that its algorithm follows."""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedalign.aggregation.aggregator import Aggregator, WeightedMean
+from fedalign.aggregation.update_steps import ClientStep, ServerStep
+from fedalign.callbacks import Callback, RunInfo
+from fedalign.data.federation import Federation
+from fedalign.errors import FedalignError
+from fedalign.protocol.messages import Snapshot
+from fedalign.protocol.plan import Plan, warmup_rounds
+from fedalign.protocol.records import RoundRecord
+from fedalign.rules.auto import AutoAlign
+from fedalign.rules.baselines import Alone, PriorityOnly
+from fedalign.rules.rule import Rule, Split
+from fedalign.training.local import LocalSGD
+from fedalign.training.participation import Full, Participation
+from fedalign.training.randomness import Purpose, hashed
+from fedalign.training.server import ServerOptimizer
+
+ModelFactory = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run of several that are simulated together."""
+
+    federation: Federation
+    rule: Rule | Alone
+    rounds: int = 200
+    warmup: float = 0.1
+    local: LocalSGD = LocalSGD(lr=0.1, epochs=5)
+    participation: Participation = Full()
+    seed: int = 0
+    server: ServerOptimizer | None = None  #: None: the server takes the aggregate as it is, as FedAvg does
+    aggregator: Aggregator = field(default_factory=WeightedMean)
+    client_steps: Sequence[ClientStep] = ()  #: what clients do with their updates before they send them
+    server_steps: Sequence[ServerStep] = ()  #: which updates of free clients the server refuses
+    callbacks: Sequence[Callback] = ()
+    name: str = ""  #: what callbacks are told the run is called, such as the arm of an experiment
+    snapshot: Snapshot | None = None  #: where to go on from
+    last: RoundRecord | None = None  #: the record of the round before
+
+    @property
+    def start(self) -> int:
+        """The first round to run."""
+        return self.snapshot.round if self.snapshot is not None else 0
+
+    @property
+    def info(self) -> RunInfo:
+        """What callbacks are told about this run."""
+        return RunInfo(self.name, self.seed, self.rounds, self.start, self.last)
+
+
+def plan_of(spec: RunSpec) -> Plan:
+    """Check a run's description and make its plan; a :class:`FedalignError` says what is wrong."""
+    _check_types(spec)
+    fed = spec.federation
+    rule = spec.rule if isinstance(spec.rule, Rule) else PriorityOnly()
+    rule.check(spec.rounds)
+    spec.local.check(spec.rounds)
+    spec.participation.check(fed.roster, spec.rounds)
+    match_on: Split = rule.match_on or ("heldout" if fed.has_heldout else "train")
+    if match_on == "heldout" and not fed.has_heldout:
+        raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
+    several = isinstance(rule, AutoAlign) and not rule.is_fedalign
+    if getattr(spec.local, "scaffold", False) and (rule.needs_updates or several):
+        raise FedalignError(f"SCAFFOLD does not go with {type(rule).__name__}: it needs to know whose update counts")
+    return Plan(
+        rule=rule,
+        rounds=spec.rounds,
+        warmup=warmup_rounds(spec.warmup, spec.rounds),
+        match_on=match_on,
+        evaluate_on="heldout" if all(len(client.heldout) for client in fed.clients if client.priority) else "train",
+        has_test=fed.has_test,
+        server=spec.server,
+        work=tuple(spec.local.samples_for(len(client.train)) for client in fed.clients),
+    )
+
+
+def _check_types(spec: RunSpec) -> None:
+    for name, value, least, most in (("rounds", spec.rounds, 1, 10**9), ("seed", spec.seed, 0, 2**63 - 1)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
+            raise FedalignError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+    kinds: list[tuple[str, Any, Any, str]] = [
+        ("federation", spec.federation, Federation, "Federation"),
+        ("rule", spec.rule, Rule | Alone, "Rule"),
+        ("local", spec.local, LocalSGD, "LocalSGD"),
+        ("participation", spec.participation, Participation, "Participation"),
+        ("server", spec.server, ServerOptimizer | None, "ServerOptimizer"),
+        ("aggregator", spec.aggregator, Aggregator, "Aggregator"),
+        *(("client_steps", step, ClientStep, "ClientStep") for step in spec.client_steps),
+        *(("server_steps", step, ServerStep, "ServerStep") for step in spec.server_steps),
+        *(("callbacks", callback, Callback, "Callback") for callback in spec.callbacks),
+    ]
+    for name, given, kind, wanted in kinds:
+        if not isinstance(given, kind):
+            raise FedalignError(f"{name} must be a fedalign.{wanted} object, not {given!r}")
+
+
+def initial_module(model: ModelFactory | nn.Module, seed: int) -> nn.Module:
+    """Make the module that a run with this seed starts from."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(hashed(seed, Purpose.INITIAL_WEIGHTS)) >> 1)
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise FedalignError(
+            f"model must be a torch.nn.Module or a function that makes one; it gave {type(made).__name__}"
+        )
+    return made.cpu()
