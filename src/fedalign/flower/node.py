@@ -18,7 +18,6 @@ from fedalign.simulation.api import initial_module, resolve_device
 from fedalign.simulation.engine.batched import BatchedEngine
 from fedalign.simulation.engine.jobs import Data, EvalJob, TrainJob
 from fedalign.simulation.model_checks import check_model, check_repeatable
-from fedalign.training.losses import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,9 @@ class Node:
         check_repeatable(template)
         device = resolve_device(settings.device)
         data = Data([self._federation.pool], device, next(template.parameters()).dtype)
-        accuracy = check_model(template, data, [self._federation], cross_entropy)
-        self._engine = BatchedEngine(template, cross_entropy, data, accuracy=accuracy)
+        loss = settings.make_loss()
+        accuracy = check_model(template, data, [self._federation], loss)
+        self._engine = BatchedEngine(template, loss, data, accuracy=accuracy)
         self.layout, self._device = self._engine.layout, device
 
     def samples(self) -> dict[str, int]:

@@ -125,3 +125,7 @@ class Partial(ServerOptimizer):
             whole[: self.size] = one
             padded.append(whole)
         return new, tuple(padded)
+
+
+def fedavg() -> None:
+    """Make no optimiser: the server takes the round's mean as the new model."""
