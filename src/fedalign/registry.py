@@ -34,7 +34,7 @@ RULES = Registry(
         "auto": ("fedalign:AutoAlign", "AutoALIGN: FedALIGN, with ε chosen by the priority clients every round"),
         "gradient": (
             "fedalign:GradientAlign",
-            "free clients whose update has a cosine of at least `threshold`",
+            "free clients whose update has a cosine of at least `threshold` with the priority clients' mean",
         ),
         "trust": (
             "fedalign:TrustWeighted",
