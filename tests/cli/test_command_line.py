@@ -128,7 +128,7 @@ def test_unknown_experiment(capsys):
         ("data", "priority = 0", "data.priority must be at least 1"),
         ("data", "heldout_fraction = 1.0", "heldout_fraction must be in [0, 1)"),
         ("top", 'name = "../evil"', "it names a folder"),
-        ("top", 'loss = "focal"', "loss must be 'cross-entropy' or 'squared-error'"),
+        ("top", 'loss = "focal"', "loss is 'focal'; known: cross-entropy, squared-error"),
         ("top", 'match_on = "test"', "match_on must be 'heldout' or 'train'"),
         ("top", "epsilon = { schedule = [1], start = 1 }", "unknown schedule [1]"),
         ("top", 'epsilon = { schedule = "linear", start = "a" }', "start of schedule 'linear' must be a number"),
@@ -155,7 +155,8 @@ def test_unknown_experiment(capsys):
         ("rest", '[arm.unused]\nrule = "all"\nmatch_on = "test"', "arm.unused.match_on must be"),
         ("rest", "[arm.auto]\nepsilon = 0.1", "arm.auto.epsilon is of the rule fedalign; auto has none"),
         ("rest", '[arm.mine]\nrule = "fedalign"\ncosine = 0.1', "arm.mine.cosine is of the rule auto"),
-        ("rest", "[arm.auto]\ncosine = true", "cosine must be from -1 to 1"),
+        ("rest", "[arm.auto]\ncosine = true", "arm.auto.cosine must be a number, not True"),
+        ("rest", "[arm.auto]\ncosine = 1.5", "cosine must be from -1 to 1"),
     ],
 )
 def test_bad_settings(tmp_path, capsys, where, text, message):

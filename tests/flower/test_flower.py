@@ -533,7 +533,7 @@ def test_settings_are_checked(config, message):
 def test_functions_are_found_or_it_is_said():
     assert function(f"{__name__}:model") is model
     for bad, message in (
-        ("nowhere.at_all:f", "cannot import"),
+        ("nowhere.at_all:f", "there is no module 'nowhere'"),
         (f"{__name__}:f", "has no 'f'"),
         (f"{__name__}:DATA", "not a function"),
     ):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add(commands: Subcommands) -> None:
     """Add the command to the parser."""
-    command = commands.add_parser("list", help="experiments, arms and data sets")
+    command = commands.add_parser("list", help="experiments, arms, data sets and all other names of settings")
     command.set_defaults(command=_list)
 
     command = commands.add_parser("bench", help="batched engine against the reference loop, in some minutes")
@@ -26,14 +26,25 @@ def add(commands: Subcommands) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
+    from fedalign import registry
     from fedalign.data.catalogue import DATASETS
-    from fedalign.experiments.config import ARMS, shipped
+    from fedalign.experiments.config import shipped
 
     console = Console()
     blocks = {
         "experiment": shipped(),
-        "arm": ARMS,
+        "arm": registry.RULES.descriptions(),
         "data set": {n: d.describe() for n, d in DATASETS.items()},
+        "data": registry.DATA.descriptions(),
+        "model": registry.MODELS.descriptions(),
+        "loss": registry.LOSSES.descriptions(),
+        "local": registry.LOCAL_OPTIMIZERS.descriptions(),
+        "aggregator": registry.AGGREGATORS.descriptions(),
+        "server": registry.SERVER_OPTIMIZERS.descriptions(),
+        "participation": registry.PARTICIPATION.descriptions(),
+        "client_steps": registry.CLIENT_STEPS.descriptions(),
+        "server_steps": registry.SERVER_STEPS.descriptions(),
+        "trackers": registry.CALLBACKS.descriptions(),
     }
     for heading, entries in blocks.items():
         table = Table(box=None, padding=(0, 2), title_justify="left")
@@ -43,7 +54,8 @@ def _list(options: argparse.Namespace) -> int:
             table.add_row(name, text)
         console.print(table)
         console.print()
-    console.print("Run one with: fedalign run NAME", highlight=False)
+    console.print("Run an experiment with: fedalign run NAME", highlight=False)
+    console.print("For anything of your own, write module:Name in place of a name.", highlight=False)
     return 0
 
 

@@ -200,7 +200,8 @@ def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> l
         raise FedalignError(f"{folder} holds no run to resume (there is no config.toml in it)")
     _read_settings(folder)
     # Read as an experiment, settings that are newer than the run have their defaults.
-    old, new = _flatten(load(str(folder / "config.toml")).settings), _flatten(_settings(experiment, device))
+    before = load(str(folder / "config.toml"), folder=experiment.folder)
+    old, new = _flatten(before.settings), _flatten(_settings(experiment, device))
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "device")
     if changed:
         shown = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)

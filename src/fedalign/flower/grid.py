@@ -228,7 +228,9 @@ class GridDriver:
             return Compared({}, broken)
         size, received = self._layout.trainable_size, self._received
         assert received is not None
-        return Compared(similarities_to(lambda k: (self._updates[k] - received)[:size], request.reference, request.clients))
+        return Compared(
+            similarities_to(lambda k: (self._updates[k] - received)[:size], request.reference, request.clients)
+        )
 
     def _aggregate(self, request: Aggregate) -> Aggregated:
         assert self._received is not None

@@ -59,7 +59,7 @@ class Members:
         return [entry.name for k, entry in enumerate(self._entries) if entry.priority and k not in here]
 
     def weight(self, clients: Iterable[int]) -> float:
-        """Return the part of the priority clients' weight that some clients have; before all report, of their number."""
+        """Return the part of the priority clients' weight that some have; before all report, of their number."""
         some = {k for k in clients if self.is_priority(k)}
         everyone = {k for k, entry in enumerate(self._entries) if entry.priority}
         if not everyone <= self._counts.keys():

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from fedalign.aggregation.update_steps import UpdateContext, sent_model
 from fedalign.data.federation import Federation
 from fedalign.data.samples import Arrays
-from fedalign.aggregation.update_steps import UpdateContext, sent_model
 from fedalign.errors import FedalignError, FederationWarning
 from fedalign.flower.settings import Settings, function
 from fedalign.rules.rule import Measure, Split
@@ -20,7 +20,6 @@ from fedalign.simulation.engine.batched import BatchedEngine
 from fedalign.simulation.engine.jobs import Data, EvalJob, TrainJob
 from fedalign.simulation.model_checks import check_model, check_repeatable
 from fedalign.simulation.spec import initial_module
-from fedalign.training.losses import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,9 @@ class Node:
         check_repeatable(template)
         device = resolve_device(settings.device)
         data = Data([self._federation.pool], device, next(template.parameters()).dtype)
-        accuracy = check_model(template, data, [self._federation], cross_entropy)
-        self._engine = BatchedEngine(template, cross_entropy, data, accuracy=accuracy)
+        loss = settings.make_loss()
+        accuracy = check_model(template, data, [self._federation], loss)
+        self._engine = BatchedEngine(template, loss, data, accuracy=accuracy)
         self.layout, self._device = self._engine.layout, device
 
     def samples(self) -> dict[str, int]:
@@ -87,7 +87,7 @@ class Node:
         return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
 
     def train(self, model: torch.Tensor, client: int, round: int, rounds: int) -> torch.Tensor:
-        """Do the round's local work and the client steps; ``client`` is its number in the federation, which fixes the order of batches."""
+        """Do the round's local work and the client steps; ``client`` is its number, which fixes the order of batches."""
         local, seed = self._settings.local(), self._settings.seed
         job = TrainJob(
             model.to(self._device), self._federation.pool, self._client.train, local, seed, round, rounds, client

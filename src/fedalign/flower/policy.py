@@ -18,6 +18,8 @@ from typing import Any
 
 from fedalign.errors import FedalignError
 from fedalign.rules.rule import Broadcast, Measure, Rule
+from fedalign.settings.typed_values import check_type
+from fedalign.settings.validation import options_of
 
 _DAY = 86_400
 
@@ -35,17 +37,17 @@ class Policy:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Policy:
         """Read a node's settings; other keys (as ``partition-id``) are the data function's."""
-        log = config.get("log")
-        policy = cls(
-            bool(config.get("opt-out", False)),
-            config.get("max-epsilon"),
-            config.get("max-loss"),
-            config.get("rounds-a-day"),
-            Path(str(log)).expanduser() if log else None,
-        )
+        given: dict[str, Any] = {}
+        for name, option in options_of(cls).items():
+            key = name.replace("_", "-")
+            if key in config:
+                given[name] = check_type(f"the node's {key}", config[key], option.annotation)
+        if given.get("log") is not None:
+            given["log"] = given["log"].expanduser() if given["log"] != Path() else None
+        policy = cls(**given)
         for name in ("max_epsilon", "max_loss", "rounds_a_day"):
             value = getattr(policy, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+            if value is not None and value < 0:
                 raise FedalignError(f"the node's {name.replace('_', '-')} must be a number, 0 or more, not {value!r}")
         if policy.rounds_a_day is not None and policy.log is None:
             raise FedalignError('rounds-a-day needs a log, which counts them: add log="FILE" to the node\'s config')

@@ -26,6 +26,8 @@ from cryptography.hazmat.primitives import serialization
 
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.store import write_atomically
+from fedalign.settings.typed_values import check_type
+from fedalign.settings.validation import options_of
 
 
 @dataclass(frozen=True)
@@ -98,30 +100,25 @@ class RosterFile:
 
 
 _TOP = ("client", "unknown")
-_KINDS: dict[str, tuple[type, str]] = {
-    "key": (str, "a text"),
-    "name": (str, "a text"),
-    "priority": (bool, "true or false"),
-    "samples": (int, "a whole number"),
-}
 
 
 def _entry(table: Any, path: Path) -> Entry:
     if not isinstance(table, dict):
         raise FedalignError(f"in {path}, a client is a [[client]] table")
+    known, checked = options_of(Entry), {}
     for key, value in table.items():
-        if key not in _KINDS:
-            raise FedalignError(f"in {path}, a client has an unknown key {key!r}; {nearest(key, _KINDS)}")
-        if type(value) is not _KINDS[key][0]:
-            raise FedalignError(f"in {path}, a client's {key} must be {_KINDS[key][1]}, not {value!r}")
+        if key not in known:
+            raise FedalignError(f"in {path}, a client has an unknown key {key!r}; {nearest(key, known)}")
+        checked[key] = check_type(f"in {path}, a client's {key}", value, known[key].annotation)
     for key in ("key", "name"):
         if key not in table:
             raise FedalignError(f"in {path}, a client has no {key}")
     if len(table["key"]) != 64 or set(table["key"]) - set("0123456789abcdef"):
         raise FedalignError(f"in {path}, {table['name']}'s key is not a SHA-256 in hexadecimal: {table['key']!r}")
-    if table.get("samples", 1) < 1:
-        raise FedalignError(f"in {path}, {table['name']}'s samples must be at least 1, not {table['samples']}")
-    return Entry(**table)
+    entry = Entry(**checked)
+    if entry.samples is not None and entry.samples < 1:
+        raise FedalignError(f"in {path}, {entry.name}'s samples must be at least 1, not {entry.samples}")
+    return entry
 
 
 def fingerprint(key: bytes) -> str:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fedalign.aggregation.aggregator import Aggregator
+from fedalign.aggregation.length_bound import LengthBound
+from fedalign.aggregation.update_steps import ClientStep, ServerStep
+from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError, nearest
-from fedalign.experiments.build import check_type, settings_of
-from fedalign.rules.align import Align, AutoAlign, Everyone, PriorityOnly
+from fedalign.experiments.arms import make_rule, resolve_rule
+from fedalign.registry import AGGREGATORS, CALLBACKS, CLIENT_STEPS, LOCAL_OPTIMIZERS, LOSSES, SERVER_STEPS
 from fedalign.rules.rule import Rule
+from fedalign.settings.typed_values import check_type
+from fedalign.settings.user_modules import find
+from fedalign.settings.validation import check_given, options_of
 from fedalign.training.local import LocalSGD
-
-RULES: dict[str, str] = {
-    "priority": "FedAvg on the priority clients",
-    "all": "FedAvg on everybody",
-    "fedalign": "FedALIGN with `epsilon`",
-    "auto": "AutoALIGN",
-}
+from fedalign.training.losses import PerSampleLoss
 
 
 @dataclass(frozen=True)
 class Settings:
     """What ``[tool.flwr.app.config]`` may hold, with ``-`` for ``_`` in names.
 
-    ``model`` and ``data`` name functions, as ``package.module:function``. Paths are of the server's machine.
+    ``model`` and ``data`` name functions, as ``package.module:function``. ``rule``, ``loss`` and ``optimizer`` are
+    built-in names or ``package.module:Name``, with options as in ``fedalign(epsilon=0.3)``; further settings such as
+    ``epsilon`` and ``lr`` go where the rule or the optimiser has them. Paths are of the server's machine.
     """
 
     model: str
@@ -38,6 +40,12 @@ class Settings:
     match_on: Literal["heldout", "train"] = "heldout"
     fallback: bool = True  #: of the rule `auto`, as is `cosine`
     cosine: float = -0.1
+    loss: str = "cross-entropy"
+    optimizer: str = "sgd"  #: of the clients' local work
+    aggregator: str = "mean"  #: how the server combines updates
+    client_steps: str = ""  #: what clients do with updates before they send them; several with `;` between
+    server_steps: str = ""  #: which free clients' updates the server refuses, besides `longest`
+    trackers: str = ""  #: callbacks on the server, such as `tensorboard`
     lr: float = 0.1
     epochs: int = 1
     batch_size: int = 50
@@ -62,8 +70,6 @@ class Settings:
     def __post_init__(self) -> None:
         if self.match not in ("loss", "accuracy") or self.match_on not in ("heldout", "train"):
             raise FedalignError("match is 'loss' or 'accuracy', and match-on is 'heldout' or 'train'")
-        if self.rule not in RULES:
-            raise FedalignError(f"rule is {self.rule!r}; {nearest(self.rule, RULES)}")
         for name in ("model", "data"):
             if getattr(self, name).count(":") != 1:
                 raise FedalignError(f"{name} must be package.module:function, not {getattr(self, name)!r}")
@@ -76,6 +82,10 @@ class Settings:
             raise FedalignError(f"free-cap must be positive, not {self.free_cap}")
         self.local().check(self.rounds)
         self.make_rule().check(self.rounds)
+        self.make_loss()
+        self.make_aggregator()
+        self.make_client_steps()
+        self.make_server_steps()
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Settings:
@@ -84,7 +94,7 @@ class Settings:
         >>> Settings.read({"model": "app.task:model", "data": "app.task:data", "batch-size": 20}).batch_size
         20
         """
-        known = settings_of(cls)
+        known = options_of(cls)
         given: dict[str, Any] = {}
         for key, value in config.items():
             name = key.replace("-", "_")
@@ -97,37 +107,67 @@ class Settings:
         return cls(**given)
 
     def local(self) -> LocalSGD:
-        """Give the clients' local work."""
-        return LocalSGD(
-            lr=self.lr,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            clip=self.clip or None,
-            mu=self.mu,
-        )
+        """Make the clients' local work; a setting that the optimiser has no option for is refused."""
+        where, name, options = LOCAL_OPTIMIZERS.split("optimizer", self.optimizer)
+        known = options_of(LOCAL_OPTIMIZERS.find(name, where=where))
+        usual: dict[str, Any] = {
+            "lr": self.lr,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+            "clip": self.clip or None,
+            "mu": self.mu,
+        }
+        if "steps" in options:
+            del usual["epochs"]
+        for key in [key for key in usual if key not in known]:
+            if usual.pop(key):
+                raise FedalignError(f"{key.replace('_', '-')} is set, but the optimizer {name!r} has no such option")
+        usual |= check_given("optimizer", options, known)
+        made: LocalSGD = LOCAL_OPTIMIZERS.make({"kind": name, **usual})
+        return made
 
     def make_rule(self) -> Rule:
         """Make the rule; server and clients make the same one."""
-        if self.rule == "priority":
-            return PriorityOnly()
-        if self.rule == "all":
-            return Everyone()
-        if self.rule == "auto":
-            return AutoAlign(on=self.match, match_on=self.match_on, fallback=self.fallback, cosine=self.cosine)
-        return Align(self.epsilon, self.match, self.match_on)
+        arm = resolve_rule("rule", self.rule)
+        usual: dict[str, Any] = {"epsilon": self.epsilon, "match": self.match, "match_on": self.match_on}
+        if arm["rule"] == "auto":
+            usual |= {"fallback": self.fallback, "cosine": self.cosine}
+        rule = make_rule(arm, usual)
+        if not isinstance(rule, Rule):
+            raise FedalignError(f"rule is {self.rule!r}, which has no server; choose a rule that has one")
+        return rule
+
+    def make_loss(self) -> PerSampleLoss:
+        """Make the loss, which gives one number per sample."""
+        loss: PerSampleLoss = LOSSES.make(LOSSES.resolve("loss", self.loss))
+        return loss
+
+    def make_aggregator(self) -> Aggregator:
+        """Make the server's aggregator."""
+        made: Aggregator = AGGREGATORS.make(AGGREGATORS.resolve("aggregator", self.aggregator))
+        return made
+
+    def make_client_steps(self) -> tuple[ClientStep, ...]:
+        """Make what clients do with their updates before they send them."""
+        tables = CLIENT_STEPS.resolve_all("client-steps", self.client_steps)
+        return tuple(CLIENT_STEPS.make(table) for table in tables)
+
+    def make_server_steps(self) -> tuple[ServerStep, ...]:
+        """Make the server's checks of free clients' updates; ``longest`` is the first of them."""
+        tables = SERVER_STEPS.resolve_all("server-steps", self.server_steps)
+        bound = (LengthBound(self.longest),) if self.longest else ()
+        return (*bound, *(SERVER_STEPS.make(table) for table in tables))
+
+    def make_trackers(self) -> list[Callback]:
+        """Make the callbacks that hear of every round on the server."""
+        return [CALLBACKS.make(table) for table in CALLBACKS.resolve_all("trackers", self.trackers)]
 
 
 def function(reference: str) -> Callable[..., Any]:
     """Import ``package.module:function``."""
-    module, _, name = reference.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise FedalignError(f"cannot import {module!r} of {reference!r}: {error}") from error
-    except AttributeError as error:
-        raise FedalignError(f"{module!r} has no {name!r}, which {reference!r} names") from error
+    found = find(reference)
     if not callable(found):
         raise FedalignError(f"{reference!r} is not a function")
     return found  # type: ignore[no-any-return]

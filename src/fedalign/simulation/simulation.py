@@ -13,10 +13,10 @@ from torch import nn
 
 from fedalign.callbacks import close_all, notify_error, notify_round
 from fedalign.errors import DivergedError, FedalignError, nearest
-from fedalign.protocol.algorithms import ALGORITHMS
 from fedalign.protocol.messages import RoundDone, Snapshot
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import History
+from fedalign.registry import ALGORITHMS
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Measure, Rule
 from fedalign.simulation.device import matmul_precision, resolve_device
@@ -176,7 +176,7 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
     if plan.server is not None and layout.trainable_size < layout.size:
         plan = dataclasses.replace(plan, server=Partial(plan.server, layout.trainable_size))
     return LiveRun(
-        ALGORITHMS[spec.rule.algorithm](plan, snapshot),
+        ALGORITHMS.find(spec.rule.algorithm)(plan, snapshot),
         spec.federation,
         local,
         spec.seed,

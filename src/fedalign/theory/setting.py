@@ -51,8 +51,14 @@ def check_settings(settings: Mapping[str, Any], local: LocalSGD) -> None:
     kind = settings["model"]["kind"]
     if kind not in ("linear", "logistic"):
         raise FedalignError(f"Assumption 2 (strong convexity) fails: the objective of the model {kind!r} is not convex")
-    plain = {"momentum": local.momentum, "mu": local.mu, "clip": local.clip, "scaffold": local.scaffold}
-    for name, value in plain.items():
+    for section, plain in (("local", "sgd"), ("aggregator", "mean")):
+        given = settings[section]["kind"]
+        if given != plain:
+            raise FedalignError(f"the theorems are about {plain!r}, but {section}.kind is {given!r}")
+    if settings["loss"] not in ("cross-entropy", "squared-error"):
+        raise FedalignError(f"the theorems' constants are known for the built-in losses, not for {settings['loss']!r}")
+    options = {"momentum": local.momentum, "mu": local.mu, "clip": local.clip, "scaffold": local.scaffold}
+    for name, value in options.items():
         if value:
             raise FedalignError(f"the theorems are about plain SGD, but local.{name} is {value}")
     if settings["server"]["kind"] != "fedavg":

@@ -141,3 +141,7 @@ class Partial(ServerOptimizer):
         new = mean * 1.0
         new[: self.size] = moved
         return new, kept
+
+
+def fedavg() -> None:
+    """Make no optimiser: the server takes the round's mean as the new model."""

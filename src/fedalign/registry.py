@@ -1,0 +1,161 @@
+"""One registry for everything that settings name: a built-in name, or the user's own ``package.module:Name``.
+
+Python, TOML files, ``--set`` and Flower's settings share two notations: a table ``{kind = "uniform", fraction = 0.3}``,
+or a text, ``"uniform(fraction=0.3)"``. Built-ins are references in text, so nothing is imported before it is used.
+A new built-in needs one line here.
+"""
+
+from __future__ import annotations
+
+from fedalign.settings.lookup import Registry
+
+__all__ = [
+    "AGGREGATORS",
+    "ALGORITHMS",
+    "CALLBACKS",
+    "CLIENT_STEPS",
+    "DATA",
+    "LOCAL_OPTIMIZERS",
+    "LOSSES",
+    "MODELS",
+    "PARTICIPATION",
+    "RULES",
+    "SERVER_OPTIMIZERS",
+    "SERVER_STEPS",
+    "Registry",
+]
+
+ALGORITHMS = Registry(
+    "algorithm",
+    {
+        "fedalign": ("fedalign.protocol.fedalign:fedalign", "FedALIGN and FedAvg: one selection a round"),
+        "autoalign": ("fedalign.protocol.autoalign:autoalign", "AutoALIGN: the priority clients choose in every round"),
+        "local-only": ("fedalign.protocol.local_only:local_only", "every client alone, with no server"),
+    },
+)
+RULES = Registry(
+    "rule",
+    {
+        "priority": ("fedalign:PriorityOnly", "FedAvg on the priority clients alone"),
+        "all": ("fedalign:Everyone", "FedAvg on all clients, weights in proportion to sample counts"),
+        "local": ("fedalign:Alone", "every client alone, with no server"),
+        "fedalign": ("fedalign:Align", "FedALIGN: free clients with |F_k − F| ≤ ε"),
+        "auto": ("fedalign:AutoAlign", "AutoALIGN: FedALIGN, with ε chosen by the priority clients every round"),
+        "gradient": (
+            "fedalign:GradientAlign",
+            "free clients whose update has a cosine of at least `threshold` with the priority clients' mean",
+        ),
+        "trust": (
+            "fedalign:TrustWeighted",
+            "FLTrust: free clients' updates weighted by their cosine, scaled in length",
+        ),
+        "choice": ("fedalign:PowerOfChoice", "power-of-choice: the `clients` free clients with the highest loss"),
+        "weighted": ("fedalign:LossWeighted", "FedAvg on all clients, weights times (F_k/F)^`power`"),
+    },
+    ("fedalign:Rule", "fedalign:Alone"),
+    "a rule (a subclass of fedalign.Rule, or a function that makes one)",
+)
+MODELS = Registry(
+    "model",
+    {
+        "logistic": ("fedalign.training.models:logistic", "multinomial logistic regression"),
+        "linear": ("fedalign.training.models:linear", "a linear model without bias, in double precision"),
+        "mlp": ("fedalign.training.models:mlp", "fully connected ReLU layers of the widths `hidden`"),
+        "cnn": ("fedalign.training.models:cnn", "the paper's CNN for 32×32 images"),
+    },
+    ("torch.nn:Module",),
+    "a model (a torch.nn.Module, or a function that makes one)",
+)
+LOSSES = Registry(
+    "loss",
+    {
+        "cross-entropy": ("fedalign:cross_entropy", "for classes"),
+        "squared-error": ("fedalign:squared_error", "for regression"),
+    },
+    ("collections.abc:Callable",),
+    "a loss (a function of outputs and targets, or a class whose objects are called so)",
+    given=2,
+)
+DATA = Registry(
+    "data",
+    {
+        "synth": ("fedalign.data.synth:Synth", "Synth(alpha, beta): made-up classes, free clients with label noise"),
+        "quadratic": ("fedalign.data.convex:Quadratic", "least squares, for the theory"),
+        "multinomial": ("fedalign.data.convex:Multinomial", "logistic regression, for the theory"),
+        "fmnist": ("fedalign.data.images:FashionMnist", "Fashion-MNIST"),
+        "emnist": ("fedalign.data.images:Emnist", "EMNIST"),
+        "cifar10": ("fedalign.data.images:Cifar10", "CIFAR-10"),
+        "idx": ("fedalign.data.images:Idx", "images in idx files of your own"),
+        "folder": ("fedalign.experiments.federations:Folder", "a folder of .npz files, one for each client"),
+    },
+    ("fedalign.experiments.federations:FederationSource",),
+    "data (a class with a method federation(seed), or a function of the seed that makes a fedalign.Federation)",
+    given=1,
+)
+PARTICIPATION = Registry(
+    "participation",
+    {
+        "full": ("fedalign:Full", "all clients, in every round"),
+        "uniform": ("fedalign:Uniform", "a `fraction` of all clients, drawn without replacement"),
+        "replacement": ("fedalign:Replacement", "`draws` priority clients, drawn with replacement"),
+        "bernoulli": ("fedalign:Bernoulli", "each free client with probability `p`"),
+        "trace": ("fedalign:Trace", "who takes part is read from a CSV file"),
+    },
+    ("fedalign:Participation",),
+    "a participation pattern (a subclass of fedalign.Participation)",
+)
+LOCAL_OPTIMIZERS = Registry(
+    "local optimiser",
+    {
+        "sgd": ("fedalign.training.local:LocalSGD", "SGD, also with momentum, FedProx and SCAFFOLD"),
+        "adam": ("fedalign.training.adam:LocalAdam", "Adam"),
+        "adamw": ("fedalign.training.adam:LocalAdamW", "Adam with decoupled weight decay"),
+    },
+)
+SERVER_OPTIMIZERS = Registry(
+    "server optimiser",
+    {
+        "fedavg": ("fedalign.training.server:fedavg", "take the round's mean"),
+        "fedavgm": ("fedalign:FedAvgM", "server momentum"),
+        "fedadam": ("fedalign:FedAdam", "Adam on the server"),
+        "fedyogi": ("fedalign:FedYogi", "Yogi on the server"),
+    },
+    ("fedalign:ServerOptimizer", "types:NoneType"),
+    "a server optimiser (a subclass of fedalign.ServerOptimizer)",
+)
+AGGREGATORS = Registry(
+    "aggregator",
+    {
+        "mean": ("fedalign.aggregation.aggregator:WeightedMean", "the weighted mean of the updates"),
+        "median": ("fedalign.aggregation.median:CoordinateMedian", "the median of every coordinate"),
+        "trimmed-mean": (
+            "fedalign.aggregation.trimmed_mean:TrimmedMean",
+            "the mean of every coordinate without the fraction `trim` at either end",
+        ),
+    },
+    ("fedalign:Aggregator",),
+    "an aggregator (a subclass of fedalign.Aggregator)",
+)
+CLIENT_STEPS = Registry(
+    "client step",
+    {"clip": ("fedalign.aggregation.clip:ClipUpdate", "shorten an update to at most `length`")},
+    ("fedalign:ClientStep",),
+    "a client step (a subclass of fedalign.ClientStep)",
+)
+SERVER_STEPS = Registry(
+    "server step",
+    {
+        "length-bound": (
+            "fedalign.aggregation.length_bound:LengthBound",
+            "refuse a free client's update of more than `times` the longest priority update",
+        )
+    },
+    ("fedalign:ServerStep",),
+    "a server step (a subclass of fedalign.ServerStep)",
+)
+CALLBACKS = Registry(
+    "tracker",
+    {"tensorboard": ("fedalign.experiments.tensorboard:TensorBoard", "curves for TensorBoard")},
+    ("fedalign:Callback",),
+    "a tracker (a subclass of fedalign.Callback)",
+)

@@ -1,0 +1,45 @@
+"""The text notation of settings: a name, or a name with options, ``"trimmed-mean(trim=0.2)"``."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from typing import Any
+
+from fedalign.errors import FedalignError
+
+_NOTATION = re.compile(r"\s*([^()\s]+)\s*(?:\((.*)\)\s*)?", re.DOTALL)
+_CONSTANTS = {"true": True, "false": False, "inf": math.inf, "nan": math.nan}
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Split ``"name(option=value, …)"`` into the name and the options; values are numbers, texts, lists, true or false.
+
+    >>> parse("trimmed-mean(trim=0.2)")
+    ('trimmed-mean', {'trim': 0.2})
+    >>> parse("median")
+    ('median', {})
+    """
+    found = _NOTATION.fullmatch(text)
+    if found is None:
+        raise FedalignError(f"{text!r} is not a name, or a name with options as name(option=value)")
+    name, inside = found.groups()
+    try:
+        call = ast.parse(f"_({inside or ''})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+            raise ValueError("options need names")
+        options = {keyword.arg: _literal(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        if len(options) < len(call.keywords):
+            raise ValueError("options need names, each once")
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise FedalignError(f"cannot read the options of {text!r}; write them as {name}(option=value, …)") from error
+    return name, options
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
+        return -_literal(node.operand)
+    return ast.literal_eval(node)
