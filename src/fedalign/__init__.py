@@ -16,8 +16,10 @@ from fedalign.rules.align import Align, AutoAlign, Everyone, PriorityOnly
 from fedalign.rules.literature import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
 from fedalign.rules.rule import Broadcast, Candidate, Measure, Rule, Similarity
 from fedalign.simulation.api import Alone, RunSpec, SimulationResult, simulate, simulate_many
+from fedalign.training.adam import LocalAdam, LocalAdamW
 from fedalign.training.local import LocalSGD
 from fedalign.training.losses import cross_entropy, squared_error
+from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
 from fedalign.training.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
 from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
@@ -49,6 +51,9 @@ __all__ = [
     "History",
     "InverseTime",
     "Linear",
+    "LocalAdam",
+    "LocalAdamW",
+    "LocalOptimizer",
     "LocalSGD",
     "LossWeighted",
     "Measure",

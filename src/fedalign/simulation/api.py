@@ -31,6 +31,7 @@ from fedalign.simulation.model_checks import check_model, check_repeatable
 from fedalign.simulation.scaffold import Controls
 from fedalign.training.local import LocalSGD
 from fedalign.training.losses import PerSampleLoss, cross_entropy
+from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Full, Participation
 from fedalign.training.randomness import Purpose, hashed
 from fedalign.training.server import Partial, ServerOptimizer
@@ -51,7 +52,7 @@ class RunSpec:
     rule: Rule | Alone
     rounds: int = 200
     warmup: float = 0.1
-    local: LocalSGD = LocalSGD(lr=0.1, epochs=5)
+    local: LocalOptimizer = LocalSGD(lr=0.1, epochs=5)
     participation: Participation = Full()
     seed: int = 0
     start: int = 0  #: the round to go on from
@@ -80,7 +81,7 @@ def simulate(
     rule: Rule | Alone | None = None,
     rounds: int = 200,
     warmup: float = 0.1,
-    local: LocalSGD | None = None,
+    local: LocalOptimizer | None = None,
     participation: Participation | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -264,7 +265,7 @@ def _plan(spec: RunSpec) -> Plan:
     for name, given, kind in (
         ("federation", spec.federation, Federation),
         ("rule", spec.rule, Rule | Alone),
-        ("local", spec.local, LocalSGD),
+        ("local", spec.local, LocalOptimizer),
         ("participation", spec.participation, Participation),
         ("server", spec.server, ServerOptimizer | None),
     ):
@@ -340,7 +341,8 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
     controls: Controls | None = None
     local = spec.local
     if isinstance(spec.rule, Alone):
-        local = dataclasses.replace(local, scaffold=False)  # alone, there is nothing to correct towards
+        if local.scaffold:
+            local = dataclasses.replace(local, scaffold=False)  # alone, there is nothing to correct towards
         models = list(state) if state.dim() == 2 else [state] * len(spec.federation)
         run = alone(plan, models, spec.start)
     else:

@@ -30,7 +30,7 @@ from fedalign.protocol.records import RoundRecord
 from fedalign.rules.rule import Measure, Similarity
 from fedalign.simulation.engine.jobs import Engine, EvalJob, Trained, TrainJob
 from fedalign.simulation.scaffold import Controls
-from fedalign.training.local import LocalSGD
+from fedalign.training.optimizer import LocalOptimizer
 
 #: Looks at a finished round, and the record before, and gives the record with what it has to add.
 Watch = Callable[[RoundDone, RoundRecord | None], RoundRecord]
@@ -42,7 +42,7 @@ class LiveRun:
 
     run: Run
     federation: Federation
-    local: LocalSGD
+    local: LocalOptimizer
     seed: int
     rounds: int
     request: Request | None = None

@@ -20,6 +20,7 @@ from fedalign.theory.bounds import bias_of
 from fedalign.theory.constants import Constants, constants
 from fedalign.theory.problem import Array, LeastSquares, Objective, Problem, Softmax
 from fedalign.training.local import LocalSGD
+from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.schedules import InverseTime
 
 
@@ -49,11 +50,13 @@ class Setting:
         return constants(self.problem, start, self.local_steps, self.batch, self.draws, radius, moments)
 
 
-def check_settings(settings: Mapping[str, Any], local: LocalSGD) -> None:
+def check_settings(settings: Mapping[str, Any], local: LocalOptimizer) -> None:
     """Refuse what no federation can put right; a :class:`FedalignError` says which assumption fails."""
     kind = settings["model"]["kind"]
     if kind not in ("linear", "logistic"):
         raise FedalignError(f"Assumption 2 (strong convexity) fails: the objective of the model {kind!r} is not convex")
+    if not isinstance(local, LocalSGD):
+        raise FedalignError(f"the theorems are about plain SGD, not {type(local).__name__}")
     plain = {"momentum": local.momentum, "mu": local.mu, "clip": local.clip, "scaffold": local.scaffold}
     for name, value in plain.items():
         if value:
@@ -71,7 +74,7 @@ def check_settings(settings: Mapping[str, Any], local: LocalSGD) -> None:
         )
 
 
-def setting_of(settings: Mapping[str, Any], federation: Federation, local: LocalSGD) -> Setting:
+def setting_of(settings: Mapping[str, Any], federation: Federation, local: LocalOptimizer) -> Setting:
     """Read an experiment's settings; a :class:`FedalignError` says which assumption fails."""
     check_settings(settings, local)
     kind, loss, part = settings["model"]["kind"], settings["loss"], settings["participation"]
@@ -114,7 +117,7 @@ def setting_of(settings: Mapping[str, Any], federation: Federation, local: Local
     return Setting(problem, next(iter(steps)), batch, part.get("draws"), outputs, bias)
 
 
-def check_rate(local: LocalSGD, c: Constants) -> None:
+def check_rate(local: LocalOptimizer, c: Constants) -> None:
     """Refuse a learning rate that isn't the theorem's."""
     rate = local.schedule
     same = isinstance(rate, InverseTime) and rate.numerator == 2.0

@@ -20,8 +20,8 @@ from fedalign.simulation.engine.functional import FunctionalStepper
 from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.engine.layered import LayeredStepper, chain
 from fedalign.simulation.engine.layout import Layout
-from fedalign.training.local import LocalSGD
 from fedalign.training.losses import PerSampleLoss, hits
+from fedalign.training.optimizer import LocalOptimizer
 
 # What one chunk may touch in a step, on a GPU; on a CPU it is a share of the last cache level.
 _GPU_BYTES = 2 << 30
@@ -95,7 +95,7 @@ class BatchedEngine:
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
         """Train. Jobs with the same local work and width are sorted by their number of steps and cut into chunks."""
-        kinds: list[LocalSGD] = []
+        kinds: list[LocalOptimizer] = []
         groups: dict[tuple[int, ...], list[int]] = {}
         for j, job in enumerate(jobs):
             kind = next((i for i, local in enumerate(kinds) if local is job.local or local == job.local), len(kinds))
@@ -112,7 +112,9 @@ class BatchedEngine:
                 return models, torch.isfinite(models).all(1)
 
         threads = torch.get_num_threads()
-        in_threads = self._one_by_one and self.device.type == "cpu" and threads > 1 and len(chunks) > 1
+        # A stack uses the stepper's one module, so only clients that train one by one may train in threads.
+        single = self._one_by_one and all(len(chunk) == 1 for chunk in chunks)
+        in_threads = single and self.device.type == "cpu" and threads > 1 and len(chunks) > 1
         done = _in_threads(work, chunks, threads) if in_threads else map(work, chunks)
         for chunk, (models, finite) in zip(chunks, done, strict=True):
             for place, j in enumerate(chunk):

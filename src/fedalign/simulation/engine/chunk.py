@@ -10,7 +10,7 @@ import torch
 
 from fedalign.simulation.engine.batches import batches_for
 from fedalign.simulation.engine.jobs import Data, TrainJob
-from fedalign.simulation.engine.sgd import Rate
+from fedalign.training.optimizer import Rate
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from fedalign.simulation.engine.cnn.stacked import StackedChain
 from fedalign.simulation.engine.graphed import GraphCache, Steps
 from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.simulation.engine.layout import Layout
-from fedalign.simulation.engine.sgd import StackedSGD
+from fedalign.simulation.engine.stacked_optimizer import StackedOptimizer
 from fedalign.training.losses import PerSampleLoss
 
 Tensors = dict[str, torch.Tensor]
@@ -95,7 +95,7 @@ class FunctionalStepper:
             return trained
         return self._train_stacked(models, jobs)
 
-    def _graphed_step(self, tensors: Sequence[torch.Tensor], sgd: StackedSGD, steps: Steps, k: int) -> None:
+    def _graphed_step(self, tensors: Sequence[torch.Tensor], optimizer: StackedOptimizer, steps: Steps, k: int) -> None:
         """Do one step on buffers that don't move."""
         self._module.train()
         named = dict(zip(self._layout.names, tensors, strict=True))
@@ -103,15 +103,15 @@ class FunctionalStepper:
         rest = {name: t for name, t in named.items() if name not in trainable}
         parameters = {name: named[name] for name in trainable}
         gradients, statistics = self._gradient(parameters, rest, steps.x[k], steps.y[k], steps.weights[k])
-        sgd.step([gradients[name] for name in trainable], steps.rates[k])
+        optimizer.step([gradients[name] for name in trainable], steps.rates[k])
         for name, new in statistics.items():
             named[name].copy_(new)
 
     def _train_stacked(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
         named = {name: t.clone() for name, t in self._layout.unflatten(models).items()}
         trainable = self._layout.names[: self._layout.trainable]
-        sgd = StackedSGD(jobs[0].local, [named[name] for name in trainable])
-        sgd.correct(jobs)
+        optimizer = StackedOptimizer(jobs[0].local, [named[name] for name in trainable])
+        optimizer.correct(jobs)
         self._module.train()
         for step in steps(jobs, self._data):
             n = len(step.x)
@@ -121,7 +121,7 @@ class FunctionalStepper:
             if weights is None:
                 weights = torch.full((n, step.width), 1 / step.width, dtype=self._layout.dtype, device=step.x.device)
             gradients, statistics = self._gradient(parameters, active, step.x, step.y, weights)
-            sgd.step([gradients[name] for name in trainable], step.rate)
+            optimizer.step([gradients[name] for name in trainable], step.rate)
             for name, new in statistics.items():
                 named[name][:n] = new
         return self._layout.join([named[name] for name in self._layout.names])
@@ -141,11 +141,11 @@ class FunctionalStepper:
         self._layout.load(module, models[0])
         module.train()
         parameters = [p for p in module.parameters() if p.requires_grad]
-        sgd = StackedSGD(jobs[0].local, [p.detach().unsqueeze(0) for p in parameters])
-        sgd.correct(jobs)
+        optimizer = StackedOptimizer(jobs[0].local, [p.detach().unsqueeze(0) for p in parameters])
+        optimizer.correct(jobs)
         for step in steps(jobs, self._data):
             gradients = self._one_gradient(module, parameters, step)
-            sgd.step([g.unsqueeze(0) for g in gradients], step.rate)
+            optimizer.step([g.unsqueeze(0) for g in gradients], step.rate)
         return self._layout.flatten(module).unsqueeze(0)
 
     def _copy_for_one(self) -> nn.Module:

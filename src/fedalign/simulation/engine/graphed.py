@@ -9,6 +9,7 @@ new graph; a padded client, or one that has finished, has weight and rate zero a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import warnings
 from collections import OrderedDict
@@ -22,8 +23,8 @@ from fedalign.errors import FederationWarning
 from fedalign.simulation.engine.batches import Outlines, batches_for
 from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.simulation.engine.layout import Layout
-from fedalign.simulation.engine.sgd import StackedSGD
-from fedalign.training.local import LocalSGD
+from fedalign.simulation.engine.stacked_optimizer import StackedOptimizer
+from fedalign.training.optimizer import LocalOptimizer
 
 _BYTES = 1 << 30  # of gathered features in one graph
 _KEPT = 16  # graphs, of the shapes used last
@@ -41,14 +42,20 @@ class Steps(NamedTuple):
 
 
 #: Do step k on stacked parameters, in place.
-StepFunction = Callable[[Sequence[torch.Tensor], StackedSGD, Steps, int], None]
+StepFunction = Callable[[Sequence[torch.Tensor], StackedOptimizer, Steps, int], None]
 
 
 class StepGraph:
     """Some local steps of a stack of clients."""
 
     def __init__(
-        self, step: StepFunction, layout: Layout, local: LocalSGD, data: Data, size: tuple[int, int, int], pool: Any
+        self,
+        step: StepFunction,
+        layout: Layout,
+        local: LocalOptimizer,
+        data: Data,
+        size: tuple[int, int, int],
+        pool: Any,
     ) -> None:
         self.steps, clients, _ = size
         self._data = data
@@ -59,7 +66,7 @@ class StepGraph:
         self._rows = torch.zeros(size, dtype=torch.int64, device=data.device)
         self._weights = torch.zeros(size, dtype=data.dtype, device=data.device)
         self._rates = torch.zeros(size[:2], dtype=data.dtype, device=data.device)
-        self._sgd = StackedSGD(local, self.tensors[: layout.trainable])
+        self._optimizer = StackedOptimizer(local, self.tensors[: layout.trainable])
         self._step = step
         stream = torch.cuda.Stream(data.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(data.device))
@@ -75,7 +82,7 @@ class StepGraph:
         x, y = self._data.batch(self._rows)
         steps = Steps(x, y, self._weights, self._rates, self._weights * self._rates.unsqueeze(-1))
         for k in range(self.steps):
-            self._step(self.tensors, self._sgd, steps, k)
+            self._step(self.tensors, self._optimizer, steps, k)
 
     def run(
         self,
@@ -90,8 +97,8 @@ class StepGraph:
         for mine, given in zip(self.tensors, start, strict=True):
             mine[:clients].copy_(given)
             mine[clients:].zero_()
-        self._sgd.reset()
-        self._sgd.correct(jobs)
+        self._optimizer.reset()
+        self._optimizer.correct(jobs)
         for first in range(0, len(rows), self.steps):
             part = slice(first, first + self.steps)
             for buffer, table in ((self._rows, rows), (self._weights, weights), (self._rates, rates)):
@@ -112,6 +119,12 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def _options(local: LocalOptimizer) -> tuple[str, ...]:
+    """Give the options that a recorded step depends on: all but those that come in as buffers or as shapes."""
+    outside = {"lr", "epochs", "steps", "batch_size", "fresh", "schedule"}
+    return tuple(repr(getattr(local, f.name)) for f in dataclasses.fields(local) if f.name not in outside)
 
 
 class GraphCache:
@@ -147,12 +160,12 @@ class GraphCache:
         graph.run(list(self._layout.unflatten(models).values()), jobs, rows, weights, rates)
         return self._layout.join([t[: len(jobs)] for t in graph.tensors])
 
-    def _graph_for(self, local: LocalSGD, jobs: int, steps: int, width: int) -> StepGraph:
+    def _graph_for(self, local: LocalOptimizer, jobs: int, steps: int, width: int) -> StepGraph:
         clients = jobs if jobs < _HEIGHT else -(-jobs // _HEIGHT) * _HEIGHT
         fit = max(1, _BYTES // (4 * clients * width * self._data.features))
         parts = -(-steps // min(steps, fit))
         size = (-(-steps // parts), clients, width)
-        key = (*size, local.momentum, local.weight_decay, local.clip, local.mu, local.scaffold)
+        key = (*size, type(local), *_options(local))
         graph = self._graphs.pop(key, None)
         if graph is None:
             graph = StepGraph(self._step, self._layout, local, self._data, size, self._pool)

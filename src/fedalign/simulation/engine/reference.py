@@ -57,10 +57,10 @@ class ReferenceEngine:
         parameters = [p for p in module.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         batches = batches_for([job], self._data)
-        optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=local.momentum, weight_decay=local.weight_decay)
+        optimizer = local.reference(parameters)
         for step in range(job.steps):
             x, y = self._data.batch(batches.rows[0, step, : batches.counts[0, step]])
-            optimizer.param_groups[0]["lr"] = batches.rates[0, step]
+            optimizer.param_groups[0]["lr"] = float(batches.rates[0, step])
             optimizer.zero_grad()
             objective = self._loss(module(x), y).mean()
             if local.mu:
