@@ -5,8 +5,8 @@ rule. The engines train many clients at once, so a rule works on *stacked* tenso
 of every tensor. The engines do what comes before the rule: the proximal term ``mu``, clipping and weight decay.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: subclasses in other modules inherit these fields, and the types of their
+# constructors' arguments are looked up (in a user's module, too), so they must be types and not text.
 import abc
 import math
 import numbers

@@ -282,20 +282,6 @@ def test_one_value_per_channel_uses_running_statistics():
     assert not torch.equal(layer.bias, torch.zeros(5))
 
 
-class HiddenDropout(nn.Linear):
-    def forward(self, x):
-        return nn.functional.dropout(super().forward(x), 0.3, self.training)
-
-
-def test_randomness_is_refused():
-    with pytest.raises(fa.FedalignError, match="Dropout"):
-        fa.simulate(federation(), lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout()))
-    with pytest.raises(fa.FedalignError, match="random layer"):
-        fa.simulate(federation(), lambda: HiddenDropout(6, 4))
-    none = fa.simulate(federation(), lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0)), rounds=1)
-    assert len(none.history) == 1
-
-
 class OwnState(nn.Module):
     """Keeps a running mean of its own."""
 

@@ -21,6 +21,7 @@ from fedalign.simulation.engine.cnn.stacked import StackedChain
 from fedalign.simulation.engine.graphed import GraphCache, Steps
 from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.engine.random_functions import draws_in_training, hashed_draws
 from fedalign.simulation.engine.stacked_optimizer import StackedOptimizer
 from fedalign.training.losses import PerSampleLoss
 
@@ -38,8 +39,13 @@ class FunctionalStepper:
         if data.device.type == "cuda":
             self._module = convolutions_as_products(self._module)
         self._own = threading.local()  # each thread's own copy for one client at a time
-        self._graphs = GraphCache(self._graphed_step, layout, data) if data.device.type == "cuda" else None
-        self._gradient: Callable[..., tuple[Tensors, Tensors]] = vmap(grad(self._objective, has_aux=True))
+        self._draws = draws_in_training(template, data)
+        self._graphs = None
+        if data.device.type == "cuda":
+            self._graphs = GraphCache(self._graphed_step, layout, data, draws=self._draws)
+        self._gradient: Callable[..., tuple[Tensors, Tensors]] = vmap(
+            grad(self._objective, has_aux=True), in_dims=(0, 0, 0, 0, 0, 0 if self._draws else None)
+        )
         if data.device.type == "cuda" and StackedChain.serves(template):
             self._gradient = StackedChain(template, loss).gradient
 
@@ -68,7 +74,8 @@ class FunctionalStepper:
         module = batchnorm.spare(copy.deepcopy(self._template)).train()
         own = [name for name, _ in module.named_buffers() if name not in batchnorm.statistics(template)]
         before = {name: t.clone() for name, t in module.named_buffers()}
-        with torch.no_grad():
+        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        with torch.no_grad(), hashed_draws(key if self._draws else None):
             module(x[0])
         for name in own:
             if not torch.equal(dict(module.named_buffers())[name], before[name]):
@@ -77,10 +84,11 @@ class FunctionalStepper:
         named = self._layout.unflatten(two)
         parameters = {name: named.pop(name) for name in self._layout.names[: self._layout.trainable]}
         weights = torch.full((2, 2), 0.5, dtype=self._layout.dtype, device=x.device)
+        keys = torch.arange(2, device=x.device) if self._draws else None
         try:
             with torch.no_grad():
                 self._module.train()
-                self._gradient(parameters, named, x, y, weights)
+                self._gradient(parameters, named, x, y, weights, keys)
                 self.forward(two, x)
         except (RuntimeError, ValueError, TypeError) as error:
             lines = str(error).strip().splitlines()
@@ -102,7 +110,8 @@ class FunctionalStepper:
         trainable = self._layout.names[: self._layout.trainable]
         rest = {name: t for name, t in named.items() if name not in trainable}
         parameters = {name: named[name] for name in trainable}
-        gradients, statistics = self._gradient(parameters, rest, steps.x[k], steps.y[k], steps.weights[k])
+        keys = steps.keys[k] if self._draws else None
+        gradients, statistics = self._gradient(parameters, rest, steps.x[k], steps.y[k], steps.weights[k], keys)
         optimizer.step([gradients[name] for name in trainable], steps.rates[k])
         for name, new in statistics.items():
             named[name].copy_(new)
@@ -113,25 +122,32 @@ class FunctionalStepper:
         optimizer = StackedOptimizer(jobs[0].local, [named[name] for name in trainable])
         optimizer.correct(jobs)
         self._module.train()
-        for step in steps(jobs, self._data):
+        for step in steps(jobs, self._data, draws=self._draws):
             n = len(step.x)
             active = {name: t[:n] for name, t in named.items()}
             parameters = {name: active.pop(name) for name in trainable}
             weights = step.weights
             if weights is None:
                 weights = torch.full((n, step.width), 1 / step.width, dtype=self._layout.dtype, device=step.x.device)
-            gradients, statistics = self._gradient(parameters, active, step.x, step.y, weights)
+            gradients, statistics = self._gradient(parameters, active, step.x, step.y, weights, step.keys)
             optimizer.step([gradients[name] for name in trainable], step.rate)
             for name, new in statistics.items():
                 named[name][:n] = new
         return self._layout.join([named[name] for name in self._layout.names])
 
     def _objective(
-        self, parameters: Tensors, rest: Tensors, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+        self,
+        parameters: Tensors,
+        rest: Tensors,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weights: torch.Tensor,
+        key: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Tensors]:
         self._padding.real = (weights > 0).to(weights.dtype)
         self._padding.statistics = {}
-        outputs = self._call(parameters | rest, x)
+        with hashed_draws(key):
+            outputs = self._call(parameters | rest, x)
         return (self._loss(outputs, y) * weights).sum(), self._padding.statistics
 
     def _train_one(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
@@ -143,7 +159,7 @@ class FunctionalStepper:
         parameters = [p for p in module.parameters() if p.requires_grad]
         optimizer = StackedOptimizer(jobs[0].local, [p.detach().unsqueeze(0) for p in parameters])
         optimizer.correct(jobs)
-        for step in steps(jobs, self._data):
+        for step in steps(jobs, self._data, draws=self._draws):
             gradients = self._one_gradient(module, parameters, step)
             optimizer.step([g.unsqueeze(0) for g in gradients], step.rate)
         return self._layout.flatten(module).unsqueeze(0)
@@ -161,5 +177,7 @@ class FunctionalStepper:
             x = step.x[0, : step.first]
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
-            objective = self._loss(module(x), step.y[0, : step.first]).mean()
+            with hashed_draws(step.keys[0] if step.keys is not None else None):
+                outputs = module(x)
+            objective = self._loss(outputs, step.y[0, : step.first]).mean()
             return torch.autograd.grad(objective, parameters)
