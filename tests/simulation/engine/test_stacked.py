@@ -64,7 +64,7 @@ def test_gradients_of_a_chain(make):
     weights[1] = torch.tensor([1 / 3] * 3 + [0] * 3)  # a padded batch, a batch of one, and a client that has finished
     weights[2] = torch.tensor([1.0] + [0] * 5)
     weights[3] = 0
-    expected, expected_statistics = stepper._gradient(parameters, named, x, y, weights)
+    expected, expected_statistics = stepper._gradient(parameters, named, x, y, weights, None)
     gradients, statistics = StackedChain(template, fa.cross_entropy).gradient(parameters, named, x, y, weights)
     assert gradients.keys() == expected.keys()
     assert statistics.keys() == expected_statistics.keys()

@@ -31,9 +31,9 @@ class Draws:
 
     ``key`` is one number (under ``vmap``, one per client), or a vector with a key per client of a stack.
 
-    >>> mask = Draws(torch.tensor(7)).kept(0.25, (1000,))
+    >>> mask = Draws(torch.tensor(7)).kept(0.3, (10000,))
     >>> mask.dtype, round(mask.double().mean().item(), 1)
-    (torch.bool, 0.8)
+    (torch.bool, 0.7)
     """
 
     def __init__(self, key: torch.Tensor) -> None:

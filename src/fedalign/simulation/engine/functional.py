@@ -21,7 +21,7 @@ from fedalign.simulation.engine.cnn.stacked import StackedChain
 from fedalign.simulation.engine.graphed import GraphCache, Steps
 from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.simulation.engine.layout import Layout
-from fedalign.simulation.engine.random_functions import draws_in_training, hashed_draws
+from fedalign.simulation.engine.random_functions import HashedDraws, hashed_draws, tried
 from fedalign.simulation.engine.stacked_optimizer import StackedOptimizer
 from fedalign.training.losses import PerSampleLoss
 
@@ -39,7 +39,8 @@ class FunctionalStepper:
         if data.device.type == "cuda":
             self._module = convolutions_as_products(self._module)
         self._own = threading.local()  # each thread's own copy for one client at a time
-        self._draws = draws_in_training(template, data)
+        trial = tried(template, data)
+        self._draws, self._attends = trial.draws.count > 0, trial.attends
         self._graphs = None
         if data.device.type == "cuda":
             self._graphs = GraphCache(self._graphed_step, layout, data, draws=self._draws)
@@ -57,12 +58,19 @@ class FunctionalStepper:
             if one.dim() == 4 and one.device.type == "cpu":
                 one = one.contiguous(memory_format=torch.channels_last)  # convolutions on a CPU: nearly twice as fast
             return self._call(self._layout.unflatten(models[0]), one).unsqueeze(0)
-        stacked: torch.Tensor = vmap(self._call)(self._layout.unflatten(models), x)
+        stacked: torch.Tensor = vmap(self._call_stacked)(self._layout.unflatten(models), x)
         return stacked
 
     def _call(self, tensors: Tensors, x: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = functional_call(self._module, tensors, (x,))
         return outputs
+
+    def _call_stacked(self, tensors: Tensors, x: torch.Tensor, key: torch.Tensor | None = None) -> torch.Tensor:
+        """Call the model under ``vmap``, with a client's key in training; models that don't need it have no mode."""
+        if not (self._draws or self._attends):
+            return self._call(tensors, x)
+        with HashedDraws(key, vectorised=True):
+            return self._call(tensors, x)
 
     def why_not_stacked(self, template: nn.Module) -> str | None:
         """Try one step of two clients, and say why this model can't be stacked, if it can't.
@@ -80,6 +88,8 @@ class FunctionalStepper:
         for name in own:
             if not torch.equal(dict(module.named_buffers())[name], before[name]):
                 return f"training changes its buffer {name}"
+        if self._draws and self._draws_depend_on_padding(template):
+            return "its random numbers depend on the size of the batch"
         two = torch.stack([self._layout.flatten(template)] * 2).to(self._data.device)
         named = self._layout.unflatten(two)
         parameters = {name: named.pop(name) for name in self._layout.names[: self._layout.trainable]}
@@ -94,6 +104,20 @@ class FunctionalStepper:
             lines = str(error).strip().splitlines()
             return lines[0] if lines else type(error).__name__
         return None
+
+    def _draws_depend_on_padding(self, template: nn.Module) -> bool:
+        """Tell whether samples get other random numbers when their batch is padded, by trying it."""
+        device = self._data.device
+        tensors = self._layout.unflatten(self._layout.flatten(template).to(device))
+        key = torch.zeros((), dtype=torch.int64, device=device)
+        outputs = []
+        self._module.train()
+        for width in (2, 4):
+            x, _ = self._data.batch(torch.arange(width, device=device) % min(2, len(self._data.y)))
+            self._padding.real = (torch.arange(width, device=device) < 2).to(self._layout.dtype)
+            with torch.no_grad(), hashed_draws(key):
+                outputs.append(self._call(tensors, x)[:2])
+        return not torch.allclose(outputs[0], outputs[1], rtol=1e-3, atol=1e-4, equal_nan=True)
 
     def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
         """Do every job's local work, from the stacked flat ``models``; give the stacked results."""
@@ -146,8 +170,7 @@ class FunctionalStepper:
     ) -> tuple[torch.Tensor, Tensors]:
         self._padding.real = (weights > 0).to(weights.dtype)
         self._padding.statistics = {}
-        with hashed_draws(key):
-            outputs = self._call(parameters | rest, x)
+        outputs = self._call_stacked(parameters | rest, x, key)
         return (self._loss(outputs, y) * weights).sum(), self._padding.statistics
 
     def _train_one(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:

@@ -59,10 +59,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Give ``F.scaled_dot_product_attention``, written out where its weights are dropped out."""
-    if dropout_p == 0:
-        options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale, **options)
+    """Give ``F.scaled_dot_product_attention``, written out, so that its weights can be dropped out."""
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
@@ -99,7 +96,7 @@ def _integers(draws: Draws, low: int, *rest: Any, size: Any = None, **options: A
     if high is None:
         high = numbers.pop()
     least = numbers[0] if numbers else 0
-    drawn = draws.bits(tuple(size)).remainder_(high - least).add_(least)
+    drawn: torch.Tensor = draws.bits(tuple(size)) % (high - least) + least
     device = options.get("device")
     return drawn.to(device if device is not None else torch.get_default_device(), options.get("dtype") or torch.int64)
 
@@ -135,7 +132,7 @@ def _normal(draws: Draws, mean: Any, std: Any = 1.0, size: Any = None, **options
 
 def _exponential_in_place(draws: Draws, input: torch.Tensor, lambd: float = 1.0) -> torch.Tensor:
     drawn = -torch.log1p(-draws.uniform(tuple(input.shape), torch.float64)) / lambd
-    return input.copy_(drawn.clamp_(min=2.0**-54))  # as PyTorch's, never zero: its logarithm is taken
+    return input.copy_(drawn.clamp(min=2.0**-54))  # as PyTorch's, never zero: its logarithm is taken
 
 
 @functools.cache

@@ -30,6 +30,9 @@ from fedalign.simulation.engine.jobs import Data
 class HashedDraws(TorchFunctionMode):
     """Draws random numbers by hashing ``key``; without a key, refuses to draw (in evaluation).
 
+    ``vectorised``: the model is called under ``vmap``, which PyTorch's fused attention has no rule for; attention is
+    then written out as products.
+
     >>> layer, x = torch.nn.Dropout(0.5), torch.ones(4, 8)
     >>> with HashedDraws(torch.tensor(3)):
     ...     first = layer(x)
@@ -39,8 +42,10 @@ class HashedDraws(TorchFunctionMode):
     (True, [0.0, 2.0])
     """
 
-    def __init__(self, key: torch.Tensor | None) -> None:
+    def __init__(self, key: torch.Tensor | None, *, vectorised: bool = False) -> None:
         super().__init__()
+        self._vectorised = vectorised
+        self.attends = False  # whether attention was called
         self.draws = NoDraws() if key is None else Draws(key)
 
     def __torch_function__(
@@ -49,6 +54,10 @@ class HashedDraws(TorchFunctionMode):
         """Answer a random function by hashes, look into functions that call random ones, call all others."""
         kwargs = kwargs or {}
         answer = answers().get(func)
+        if func is F.scaled_dot_product_attention:
+            self.attends = True
+            dropped = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0)
+            answer = answer if dropped or self._vectorised else None
         if answer is not None:
             if kwargs.pop("generator", None) is not None or kwargs.pop("out", None) is not None:
                 raise FedalignError(f"the model calls {_name(func)} with a generator or out of its own; leave them out")
@@ -69,13 +78,14 @@ def hashed_draws(key: torch.Tensor | None) -> AbstractContextManager[object]:
     return contextlib.nullcontext() if key is None else HashedDraws(key)
 
 
-def draws_in_training(template: nn.Module, data: Data) -> bool:
-    """Tell whether a model draws random numbers while it trains, by calling it on two samples."""
+def tried(template: nn.Module, data: Data) -> HashedDraws:
+    """Call a model in training on two samples; the mode then tells how often it drew and whether it attends."""
     module = batchnorm.spare(copy.deepcopy(template).to(data.device)).train()
     x, _ = data.batch(torch.arange(2, device=data.device) % len(data.y))
-    with torch.no_grad(), HashedDraws(torch.zeros((), dtype=torch.int64, device=data.device)) as mode:
+    mode = HashedDraws(torch.zeros((), dtype=torch.int64, device=data.device))
+    with torch.no_grad(), mode:
         module(x)
-    return bool(mode.draws.count)
+    return mode
 
 
 #: Functions written in Python that call random functions.

@@ -17,7 +17,7 @@ from fedalign.simulation.engine.batchnorm import spare
 from fedalign.simulation.engine.draws import draw_keys
 from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.engine.layout import Layout
-from fedalign.simulation.engine.random_functions import draws_in_training, hashed_draws
+from fedalign.simulation.engine.random_functions import hashed_draws, tried
 from fedalign.training.losses import PerSampleLoss, hits
 
 
@@ -31,7 +31,7 @@ class ReferenceEngine:
         self._module = spare(copy.deepcopy(template).to(data.device))
         self._loss = loss
         self._data = data
-        self._draws = draws_in_training(template, data)
+        self._draws = tried(template, data).draws.count > 0
 
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
         """Measure, client by client."""

@@ -176,7 +176,7 @@ def _convolve(layer: nn.Conv2d, mine: Tensors, x: torch.Tensor) -> torch.Tensor:
 
 
 def _drop_out(layer: nn.Dropout | nn.Dropout2d, x: torch.Tensor, draws: Draws, images: bool) -> torch.Tensor:
-    """Drop out numbers, or whole channels; masks are drawn for images with their channels first, as a model has them."""
+    """Drop out numbers or whole channels; masks are drawn with the channels first, as the model's layers draw them."""
     if layer.p in (0, 1):
         return x if layer.p == 0 else x * 0
     if not images:
