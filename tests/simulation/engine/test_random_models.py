@@ -16,7 +16,7 @@ from test_engines import compare, images, make
 from torch import nn
 
 import fedalign as fa
-from fedalign.simulation.engine.cnn.stacked import StackedChain
+from fedalign.simulation.engine.cnn.stacked_chain import StackedChain
 from fedalign.simulation.engine.random_functions import HashedDraws
 
 LOCAL = fa.LocalSGD(lr=0.1, epochs=2, batch_size=7)
@@ -216,16 +216,16 @@ def test_masks_do_not_depend_on_padding_or_type():
 def test_stacked_chains_drop_out_alike():
     """What a GPU runs for convolutional chains, against ``torch.func`` with the same keys."""
     from fedalign.data.samples import Pool
-    from fedalign.simulation.engine.functional import FunctionalStepper
     from fedalign.simulation.engine.jobs import Data
     from fedalign.simulation.engine.layout import Layout
+    from fedalign.simulation.engine.vmapped import VmapStepper
 
     torch.manual_seed(0)
     template = cnn().double()
     layout = Layout(template)
     assert StackedChain.serves(template)
     pool = Pool(torch.zeros(4, 1, 8, 8, dtype=torch.float64), torch.arange(4))
-    stepper = FunctionalStepper(template, layout, fa.cross_entropy, Data([pool], torch.device("cpu"), torch.float64))
+    stepper = VmapStepper(template, layout, fa.cross_entropy, Data([pool], torch.device("cpu"), torch.float64))
     stepper._module.train()
     named = layout.unflatten(torch.stack([layout.flatten(template)] * 3))
     parameters = {name: named.pop(name) for name in layout.names[: layout.trainable]}

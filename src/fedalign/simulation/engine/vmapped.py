@@ -16,9 +16,9 @@ from torch.func import functional_call, grad, vmap
 
 from fedalign.simulation.engine import batchnorm
 from fedalign.simulation.engine.chunk import Step, steps
-from fedalign.simulation.engine.cnn.products import convolutions_as_products
-from fedalign.simulation.engine.cnn.stacked import StackedChain
-from fedalign.simulation.engine.graphed import GraphCache, Steps
+from fedalign.simulation.engine.cnn.convolution import convolutions_as_products
+from fedalign.simulation.engine.cnn.stacked_chain import StackedChain
+from fedalign.simulation.engine.cuda_graphs import GraphCache, Steps
 from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.engine.random_functions import HashedDraws, hashed_draws, tried
@@ -28,7 +28,7 @@ from fedalign.training.losses import PerSampleLoss
 Tensors = dict[str, torch.Tensor]
 
 
-class FunctionalStepper:
+class VmapStepper:
     """Trains and evaluates stacked clients of any module."""
 
     def __init__(self, template: nn.Module, layout: Layout, loss: PerSampleLoss, data: Data) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedalign.simulation.engine.chunk import Step, steps
 from fedalign.simulation.engine.cnn.kernels import softmax_kernel
-from fedalign.simulation.engine.cnn.stacked import has_hooks, leaves
-from fedalign.simulation.engine.graphed import GraphCache, Steps
+from fedalign.simulation.engine.cnn.stacked_chain import has_hooks, leaves
+from fedalign.simulation.engine.cuda_graphs import GraphCache, Steps
 from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.engine.stacked_optimizer import StackedOptimizer
@@ -53,7 +53,7 @@ def chain(module: nn.Module, flat_samples: bool = True) -> list[nn.Module] | Non
     return layers if simple and framed and not list(module.buffers()) else None
 
 
-class LayeredStepper:
+class LinearChainStepper:
     """Trains and evaluates stacked clients of a chain of layers."""
 
     def __init__(self, layers: Sequence[nn.Module], layout: Layout, loss: PerSampleLoss, data: Data) -> None:

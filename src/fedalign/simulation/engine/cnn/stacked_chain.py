@@ -1,9 +1,8 @@
-"""A chain of layers over stacked clients, written with the clients as a dimension of their own.
+"""A chain of layers for stacked clients, written with the clients as a dimension of their own.
 
-``torch.func.vmap`` can stack any module, but what it makes of a convolution with weights per client is slow. Here a
-convolution cuts its input into patches and is one batched product; images lie with their channels innermost, so that
-cutting patches and adding their gradients back move whole runs of memory. What PyTorch does between the products in
-many passes over large activations is done in few (``kernels.py``).
+``torch.func.vmap`` can stack any module, but its convolutions with weights per client are slow. Here a convolution is
+one batched product (``convolution.py``), and what PyTorch does between the products in many passes over large
+activations is done in few (``kernels.py``).
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from fedalign.simulation.engine.cnn.convolution import convolve, is_plain
 from fedalign.simulation.engine.cnn.kernels import Pair
-from fedalign.simulation.engine.cnn.normalising import StackedNorm, running_after
-from fedalign.simulation.engine.cnn.patches import Patches, places
+from fedalign.simulation.engine.cnn.normalisation import StackedNorm, running_after
 from fedalign.simulation.engine.cnn.pooling import ReluPool, poolable
 from fedalign.simulation.engine.draws import Draws, NoDraws
 from fedalign.training.losses import PerSampleLoss
@@ -116,7 +114,9 @@ class StackedChain:
             mine = {key: tensors[name + key] for key in (*layer._parameters, *layer._buffers) if name + key in tensors}
             window = self._pooled_after(done)
             if isinstance(layer, nn.Conv2d):
-                x = _convolve(layer, mine, x)
+                above, beside = (int(side) for side in layer.padding)
+                stride = (layer.stride[0], layer.stride[1])
+                x = convolve(x, mine["weight"], (above, beside), stride, _Linear.apply)
                 if window is not None:
                     x, done = _relu_pool(x, mine.get("bias"), window), done + 2
                 elif "bias" in mine:
@@ -148,9 +148,8 @@ class StackedChain:
 
 
 def _on_images(layer: nn.Module) -> bool:
-    if type(layer) is nn.Conv2d:
-        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
-        return plain and not isinstance(layer.padding, str)
+    if is_plain(layer):
+        return True
     if type(layer) is nn.MaxPool2d:
         return not layer.return_indices
     plain = type(layer) in (*_ACTIVATIONS, *_DROPOUTS)
@@ -160,19 +159,6 @@ def _on_images(layer: nn.Module) -> bool:
 def _on_vectors(layer: nn.Module) -> bool:
     normal = type(layer) is nn.BatchNorm1d and layer.track_running_stats
     return normal or type(layer) in (nn.Linear, nn.Dropout, *_ACTIVATIONS)
-
-
-def _convolve(layer: nn.Conv2d, mine: Tensors, x: torch.Tensor) -> torch.Tensor:
-    above, beside = (int(side) for side in layer.padding)
-    clients, samples = x.shape[:2]
-    flat = F.pad(x.flatten(0, 1), (0, 0, beside, beside, above, above)) if above or beside else x.flatten(0, 1)
-    (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
-    high, wide = places(flat.shape[1], kh, sh), places(flat.shape[2], kw, sw)
-    patches = Patches.apply(flat, (kh, kw, sh, sw))  # type: ignore[no-untyped-call]
-    weight = mine["weight"].permute(0, 1, 3, 4, 2).flatten(2)  # clients × channels out × numbers of a patch
-    weight = F.pad(weight, (0, patches.shape[-1] - weight.shape[2]))
-    out: torch.Tensor = _Linear.apply(patches.view(clients, -1, patches.shape[-1]), weight)  # type: ignore[no-untyped-call]
-    return out.view(clients, samples, high, wide, -1)
 
 
 def _drop_out(layer: nn.Dropout | nn.Dropout2d, x: torch.Tensor, draws: Draws, images: bool) -> torch.Tensor:
