@@ -28,8 +28,10 @@ from fedalign.rules.rule import Broadcast, Measure, Offer, Rule, Selection, Simi
 from fedalign.simulation.api import simulate, simulate_many
 from fedalign.simulation.simulation import SimulationResult
 from fedalign.simulation.spec import RunSpec
+from fedalign.training.adam import LocalAdam, LocalAdamW
 from fedalign.training.local import LocalSGD
 from fedalign.training.losses import cross_entropy, squared_error
+from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
 from fedalign.training.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
 from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
@@ -67,6 +69,9 @@ __all__ = [
     "InverseTime",
     "LengthBound",
     "Linear",
+    "LocalAdam",
+    "LocalAdamW",
+    "LocalOptimizer",
     "LocalSGD",
     "LossWeighted",
     "Measure",

@@ -111,6 +111,8 @@ LOCAL_OPTIMIZERS = Registry(
         "adam": ("fedalign.training.adam:LocalAdam", "Adam"),
         "adamw": ("fedalign.training.adam:LocalAdamW", "Adam with decoupled weight decay"),
     },
+    ("fedalign:LocalOptimizer",),
+    "a local optimiser (a subclass of fedalign.LocalOptimizer)",
 )
 SERVER_OPTIMIZERS = Registry(
     "server optimiser",

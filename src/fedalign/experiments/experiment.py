@@ -28,8 +28,8 @@ from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
 from fedalign.settings.validation import options_of
 from fedalign.simulation.spec import RunSpec
-from fedalign.training.local import LocalSGD
 from fedalign.training.losses import PerSampleLoss
+from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Participation
 from fedalign.training.schedules import Theory
 
@@ -94,7 +94,7 @@ class Experiment:
         federations = {seed: self.federation(seed) for seed in self.seeds}
         return [(arm, seed, self._spec(arm, seed, federations[seed])) for arm in self.arms for seed in self.seeds]
 
-    def local(self, arm: str) -> LocalSGD:
+    def local(self, arm: str) -> LocalOptimizer:
         """Describe an arm's local work."""
         table = self.settings["local"]
         own = {key: value for key, value in self._arm(arm).items() if key in ("lr", "mu")}
@@ -102,7 +102,7 @@ class Experiment:
         for key in own:
             if key not in known:
                 raise FedalignError(f"arm.{arm}.{key} is set, but the local optimiser {table['kind']!r} has no {key}")
-        made: LocalSGD = LOCAL_OPTIMIZERS.make({**table, **own}, self.folder)
+        made: LocalOptimizer = LOCAL_OPTIMIZERS.make({**table, **own}, self.folder)
         return made
 
     def _spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
@@ -127,7 +127,7 @@ class Experiment:
             name=arm,
         )
 
-    def _in_theory(self, federation: Federation, local: LocalSGD) -> tuple[LocalSGD, TheoryCallback | None]:
+    def _in_theory(self, federation: Federation, local: LocalOptimizer) -> tuple[LocalOptimizer, TheoryCallback | None]:
         """Bind the theorems' learning rate to the federation; there is no callback where an assumption fails."""
         from fedalign.theory.callback import TheoryCallback
         from fedalign.theory.setting import setting_of

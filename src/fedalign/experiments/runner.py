@@ -174,7 +174,7 @@ def _models_kept(spec: RunSpec) -> int:
     rule = spec.rule if isinstance(spec.rule, AutoAlign) else None
     branches = 2 if rule is not None and rule.fallback else 1
     training = 1 if rule is not None and rule.has_training_model else 0
-    controls = clients + 1 if getattr(spec.local, "scaffold", False) else 0
+    controls = clients + 1 if spec.local.scaffold else 0
     return training + branches * (3 if spec.server is not None else 1) + controls
 
 

@@ -87,7 +87,7 @@ class Node:
         return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
 
     def train(self, model: torch.Tensor, client: int, round: int, rounds: int) -> torch.Tensor:
-        """Do the round's local work and the client steps; ``client`` is its number, which fixes the order of batches."""
+        """Do the round's local work and the client steps; ``client`` is its number, which fixes its batches."""
         local, seed = self._settings.local(), self._settings.seed
         job = TrainJob(
             model.to(self._device), self._federation.pool, self._client.train, local, seed, round, rounds, client

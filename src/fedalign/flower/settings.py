@@ -17,8 +17,8 @@ from fedalign.rules.rule import Rule
 from fedalign.settings.typed_values import check_type
 from fedalign.settings.user_modules import find
 from fedalign.settings.validation import check_given, options_of
-from fedalign.training.local import LocalSGD
 from fedalign.training.losses import PerSampleLoss
+from fedalign.training.optimizer import LocalOptimizer
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Settings:
                 raise FedalignError(f"the setting {name} is missing: it names a function, as package.module:function")
         return cls(**given)
 
-    def local(self) -> LocalSGD:
+    def local(self) -> LocalOptimizer:
         """Make the clients' local work; a setting that the optimiser has no option for is refused."""
         where, name, options = LOCAL_OPTIMIZERS.split("optimizer", self.optimizer)
         known = options_of(LOCAL_OPTIMIZERS.find(name, where=where))
@@ -125,7 +125,7 @@ class Settings:
             if usual.pop(key):
                 raise FedalignError(f"{key.replace('_', '-')} is set, but the optimizer {name!r} has no such option")
         usual |= check_given("optimizer", options, known)
-        made: LocalSGD = LOCAL_OPTIMIZERS.make({"kind": name, **usual})
+        made: LocalOptimizer = LOCAL_OPTIMIZERS.make({"kind": name, **usual})
         return made
 
     def make_rule(self) -> Rule:

@@ -18,6 +18,7 @@ from fedalign.simulation.simulation import EngineName, Simulation, SimulationRes
 from fedalign.simulation.spec import ModelFactory, RunSpec
 from fedalign.training.local import LocalSGD
 from fedalign.training.losses import PerSampleLoss, cross_entropy
+from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Full, Participation
 from fedalign.training.server import ServerOptimizer
 
@@ -28,7 +29,7 @@ def simulate(
     rule: Rule | Alone | None = None,
     rounds: int = 200,
     warmup: float = 0.1,
-    local: LocalSGD | None = None,
+    local: LocalOptimizer | None = None,
     participation: Participation | None = None,
     seed: int = 0,
     device: str = "auto",

@@ -17,7 +17,7 @@ from fedalign.protocol.messages import Present, Request, Result, RoundDone, Run,
 from fedalign.protocol.records import RoundRecord
 from fedalign.simulation.engine.jobs import Trained, TrainJob
 from fedalign.simulation.scaffold import Controls
-from fedalign.training.local import LocalSGD
+from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Full, Participation
 
 
@@ -27,7 +27,7 @@ class LiveRun:
 
     run: Run
     federation: Federation
-    local: LocalSGD
+    local: LocalOptimizer
     seed: int
     rounds: int
     trainable: int  #: how many numbers of a flat model are trainable, the first ones

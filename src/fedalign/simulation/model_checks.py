@@ -13,6 +13,7 @@ from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
 from fedalign.simulation.engine import batchnorm
 from fedalign.simulation.engine.jobs import Data
+from fedalign.simulation.engine.random_functions import HashedDraws
 from fedalign.training.losses import PerSampleLoss, cross_entropy
 
 _ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
@@ -20,12 +21,14 @@ _ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 
 def check_model(template: nn.Module, data: Data, federations: Sequence[Federation], loss: PerSampleLoss) -> bool:
     """Refuse a model, labels or a loss that don't go together; tell whether there is an accuracy."""
-    _refuse_chance(template, data)
+    _refuse_hidden_randomness(template, data)
     x, y = data.batch(_some_rows(data, 2))
     kind = f"{str(x.dtype).removeprefix('torch.')} samples of shape {tuple(x.shape[1:])}"
     try:
-        with torch.no_grad():
+        with torch.no_grad(), HashedDraws(None):
             outputs = copy.deepcopy(template).to(data.device).eval()(x)
+    except FedalignError:
+        raise
     except _ERRORS as error:
         raise FedalignError(f"the model does not take {kind}: {_first_line(error)}") from error
     scores = data.has_classes and outputs.dim() > 1 and outputs.shape[1] > 1
@@ -51,12 +54,10 @@ def check_model(template: nn.Module, data: Data, federations: Sequence[Federatio
 
 
 def check_repeatable(template: nn.Module) -> None:
-    """Refuse layers whose results depend on hidden random state, on who else is in a batch, or aren't there yet."""
+    """Refuse lazy layers, and layers that make a sample's loss depend on the other samples of its batch."""
     if any(is_lazy(t) for t in [*template.parameters(), *template.buffers()]):
         raise FedalignError("the model has lazy layers, whose shapes aren't known yet; call it once on a sample first")
     for layer in template.modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise _chance(type(layer).__name__)
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not layer.track_running_stats:
             raise FedalignError(
                 f"{type(layer).__name__} without running statistics makes a sample's loss depend on who else is "
@@ -64,23 +65,29 @@ def check_repeatable(template: nn.Module) -> None:
             )
 
 
-def _refuse_chance(template: nn.Module, data: Data) -> None:
-    """Refuse models that draw random numbers somewhere in their code."""
+def _refuse_hidden_randomness(template: nn.Module, data: Data) -> None:
+    """Refuse models whose outputs or gradients differ between calls although every draw of PyTorch's is hashed."""
     x, _ = data.batch(_some_rows(data, 8))
+    key = torch.zeros((), dtype=torch.int64, device=data.device)
+    runs = []
     try:
-        with torch.no_grad():
-            runs = [batchnorm.spare(copy.deepcopy(template).to(data.device)).train()(x) for _ in range(3)]
+        for _ in range(3):
+            module = batchnorm.spare(copy.deepcopy(template).to(data.device)).train()
+            with HashedDraws(key):
+                outputs = module(x)
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            gradients = torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
+            runs.append([outputs.detach(), *(g for g in gradients if g is not None)])
+    except FedalignError:
+        raise
     except _ERRORS:
         return  # the check that follows tells what is wrong
-    if not all(torch.equal(runs[0], other) or bool(runs[0].isnan().any()) for other in runs[1:]):
-        raise _chance("a random layer")
-
-
-def _chance(what: str) -> FedalignError:
-    return FedalignError(
-        f"the model has {what}, whose draws come from hidden random state, so results could not be repeated; "
-        "leave it out (weight_decay or clip regularise too)"
-    )
+    for other in runs[1:]:
+        if not all(torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(runs[0], other, strict=True)):
+            raise FedalignError(
+                "the model draws random numbers from hidden state (Python's or NumPy's generator, or compiled code), "
+                "so results could not be repeated; draw them with torch.rand or nn.Dropout"
+            )
 
 
 def _check_labels(federation: Federation, classes: int) -> None:

@@ -170,8 +170,9 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
     snapshot = _start(spec, model, layout, device)
     local, controls = spec.local, None
     if isinstance(spec.rule, Alone):
-        local = dataclasses.replace(local, scaffold=False) if getattr(local, "scaffold", False) else local
-    elif getattr(local, "scaffold", False):
+        if local.scaffold:
+            local = dataclasses.replace(local, scaffold=False)  # alone, there is nothing to correct towards
+    elif local.scaffold:
         controls = Controls(len(spec.federation), layout, device, snapshot.tensors)
     if plan.server is not None and layout.trainable_size < layout.size:
         plan = dataclasses.replace(plan, server=Partial(plan.server, layout.trainable_size))

@@ -23,6 +23,7 @@ from fedalign.rules.auto import AutoAlign
 from fedalign.rules.baselines import Alone, PriorityOnly
 from fedalign.rules.rule import Rule, Split
 from fedalign.training.local import LocalSGD
+from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Full, Participation
 from fedalign.training.randomness import Purpose, hashed
 from fedalign.training.server import ServerOptimizer
@@ -38,7 +39,7 @@ class RunSpec:
     rule: Rule | Alone
     rounds: int = 200
     warmup: float = 0.1
-    local: LocalSGD = LocalSGD(lr=0.1, epochs=5)
+    local: LocalOptimizer = LocalSGD(lr=0.1, epochs=5)
     participation: Participation = Full()
     seed: int = 0
     server: ServerOptimizer | None = None  #: None: the server takes the aggregate as it is, as FedAvg does
@@ -73,7 +74,7 @@ def plan_of(spec: RunSpec) -> Plan:
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
     several = isinstance(rule, AutoAlign) and not rule.is_fedalign
-    if getattr(spec.local, "scaffold", False) and (rule.needs_updates or several):
+    if spec.local.scaffold and (rule.needs_updates or several):
         raise FedalignError(f"SCAFFOLD does not go with {type(rule).__name__}: it needs to know whose update counts")
     return Plan(
         rule=rule,
@@ -94,7 +95,7 @@ def _check_types(spec: RunSpec) -> None:
     kinds: list[tuple[str, Any, Any, str]] = [
         ("federation", spec.federation, Federation, "Federation"),
         ("rule", spec.rule, Rule | Alone, "Rule"),
-        ("local", spec.local, LocalSGD, "LocalSGD"),
+        ("local", spec.local, LocalOptimizer, "LocalOptimizer"),
         ("participation", spec.participation, Participation, "Participation"),
         ("server", spec.server, ServerOptimizer | None, "ServerOptimizer"),
         ("aggregator", spec.aggregator, Aggregator, "Aggregator"),

@@ -17,6 +17,7 @@ from fedalign.rules.rule import Rule
 from fedalign.theory.constants import Constants, constants
 from fedalign.theory.problem import Array, LeastSquares, Objective, Problem, Softmax
 from fedalign.training.local import LocalSGD
+from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.schedules import InverseTime
 
 
@@ -46,7 +47,7 @@ class Setting:
         return constants(self.problem, start, self.local_steps, self.batch, self.draws, radius, moments)
 
 
-def check_settings(settings: Mapping[str, Any], local: LocalSGD) -> None:
+def check_settings(settings: Mapping[str, Any], local: LocalOptimizer) -> None:
     """Refuse what no federation can put right; a :class:`FedalignError` says which assumption fails."""
     kind = settings["model"]["kind"]
     if kind not in ("linear", "logistic"):
@@ -57,6 +58,8 @@ def check_settings(settings: Mapping[str, Any], local: LocalSGD) -> None:
             raise FedalignError(f"the theorems are about {plain!r}, but {section}.kind is {given!r}")
     if settings["loss"] not in ("cross-entropy", "squared-error"):
         raise FedalignError(f"the theorems' constants are known for the built-in losses, not for {settings['loss']!r}")
+    if not isinstance(local, LocalSGD):
+        raise FedalignError(f"the theorems are about plain SGD, not {type(local).__name__}")
     options = {"momentum": local.momentum, "mu": local.mu, "clip": local.clip, "scaffold": local.scaffold}
     for name, value in options.items():
         if value:
@@ -74,7 +77,7 @@ def check_settings(settings: Mapping[str, Any], local: LocalSGD) -> None:
         )
 
 
-def setting_of(settings: Mapping[str, Any], federation: Federation, local: LocalSGD) -> Setting:
+def setting_of(settings: Mapping[str, Any], federation: Federation, local: LocalOptimizer) -> Setting:
     """Read an experiment's settings; a :class:`FedalignError` says which assumption fails."""
     check_settings(settings, local)
     kind, loss, part = settings["model"]["kind"], settings["loss"], settings["participation"]
@@ -117,7 +120,7 @@ def setting_of(settings: Mapping[str, Any], federation: Federation, local: Local
     return Setting(problem, next(iter(steps)), batch, part.get("draws"), outputs, bias)
 
 
-def check_rate(local: LocalSGD, c: Constants) -> None:
+def check_rate(local: LocalOptimizer, c: Constants) -> None:
     """Refuse a learning rate that isn't the theorem's."""
     rate = local.schedule
     same = isinstance(rate, InverseTime) and rate.numerator == 2.0

@@ -8,6 +8,8 @@ and on where a run was interrupted. A hash doesn't. The mixing function is Split
 from __future__ import annotations
 
 import enum
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 U64 = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_WORD = (1 << 64) - 1
 _INDEX_BITS = np.uint64(24)  # a permuted row may hold up to 16.7 million samples
 _INDEX_MASK = np.uint64((1 << 24) - 1)
 
@@ -31,6 +34,7 @@ class Purpose(enum.IntEnum):
     SPLIT = 4
     DATA = 5
     EVALUATORS = 6
+    DROPOUT = 7  # and every other random number that a model draws while it trains
 
 
 def _splitmix(z: U64) -> U64:
@@ -88,9 +92,7 @@ def permutations_on(device: torch.device, keys: U64, lengths: npt.NDArray[np.int
     index = torch.arange(width, device=device)
     key = torch.from_numpy(keys.view(np.int64)).to(device)
     z = key[:, None] + index * _signed(int(_GOLDEN))
-    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
-    z = z ^ _shift(z, 31)
+    z = _finalised(z)
     mask = int(_INDEX_MASK)
     # Flipping the sign makes the order of signed numbers that of unsigned ones.
     words = ((z & ~mask) | index) ^ _signed(1 << 63)
@@ -98,12 +100,47 @@ def permutations_on(device: torch.device, keys: U64, lengths: npt.NDArray[np.int
     return words.sort(dim=1).values & mask
 
 
+def hashed_positions(key: torch.Tensor, draw: int, shape: Sequence[int]) -> torch.Tensor:
+    """Hash every position of a tensor of some shape to 64 bits (as signed integers), the same on every device.
+
+    ``key`` has one number, or one for each client of a stack, which then is the result's first dimension; ``draw``
+    tells apart several tensors of one key. A position is hashed by its coordinates, so that its number doesn't depend
+    on the shape: the first rows of a padded batch get what they get without padding.
+
+    >>> import torch
+    >>> small, large = (hashed_positions(torch.tensor(7), 0, (2, width)) for width in (3, 5))
+    >>> torch.equal(small, large[:, :3])
+    True
+    """
+    import torch
+
+    start = _finalised(key + _signed((draw + 1) * int(_GOLDEN) & _WORD))
+    z = start.reshape(*start.shape, *(1,) * len(shape))
+    for dimension, length in enumerate(shape):
+        index = torch.arange(1, length + 1, device=key.device) * _multiplier(dimension)
+        z = z + index.view(-1, *(1,) * (len(shape) - dimension - 1))
+    return _finalised(z)
+
+
+def _finalised(z: torch.Tensor) -> torch.Tensor:
+    """Apply SplitMix64's finaliser to PyTorch's signed integers."""
+    z = (z ^ _shift(z, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
+    z = (z ^ _shift(z, 27)).mul_(_signed(0x94D049BB133111EB))
+    return z.bitwise_xor_(_shift(z, 31))
+
+
+@functools.cache
+def _multiplier(dimension: int) -> int:
+    """Give an odd number for one dimension of a tensor: sums of coordinates times such numbers hardly ever collide."""
+    return _signed(int(hashed(Purpose.DROPOUT, dimension)) | 1)
+
+
 def _signed(word: int) -> int:
     return word - (1 << 64) if word >= 1 << 63 else word
 
 
 def _shift(z: torch.Tensor, by: int) -> torch.Tensor:
-    return (z >> by) & ((1 << (64 - by)) - 1)
+    return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def permutation(length: int, *words: int) -> npt.NDArray[np.int64]:

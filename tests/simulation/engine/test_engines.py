@@ -15,8 +15,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import fedalign as fa
-from fedalign.simulation.engine.cnn.products import ProductConv2d, convolutions_as_products
-from fedalign.simulation.engine.layered import chain
+from fedalign.simulation.engine.cnn.convolution import ProductConv2d, convolutions_as_products, is_plain
+from fedalign.simulation.engine.linear_chain import chain
 from fedalign.training import models
 
 
@@ -267,8 +267,8 @@ def test_convolutions_as_products(options):
         alone = grad(objective(plain))({name: w[k] for name, w in weights.items()}, x[k])
         for name in alone:
             assert torch.allclose(stacked[name][k], alone[name], rtol=1e-4, atol=1e-3)
-    assert not ProductConv2d.serves(nn.Conv2d(2, 2, 3, groups=2))
-    assert not ProductConv2d.serves(nn.Conv2d(2, 2, 3, padding="same"))
+    assert not is_plain(nn.Conv2d(2, 2, 3, groups=2))
+    assert not is_plain(nn.Conv2d(2, 2, 3, padding="same"))
 
 
 def test_one_value_per_channel_uses_running_statistics():
@@ -280,20 +280,6 @@ def test_one_value_per_channel_uses_running_statistics():
     assert torch.equal(layer.running_mean, torch.zeros(5))
     assert int(layer.num_batches_tracked) == 0
     assert not torch.equal(layer.bias, torch.zeros(5))
-
-
-class HiddenDropout(nn.Linear):
-    def forward(self, x):
-        return nn.functional.dropout(super().forward(x), 0.3, self.training)
-
-
-def test_randomness_is_refused():
-    with pytest.raises(fa.FedalignError, match="Dropout"):
-        fa.simulate(federation(), lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout()))
-    with pytest.raises(fa.FedalignError, match="random layer"):
-        fa.simulate(federation(), lambda: HiddenDropout(6, 4))
-    none = fa.simulate(federation(), lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0)), rounds=1)
-    assert len(none.history) == 1
 
 
 class OwnState(nn.Module):

@@ -9,13 +9,13 @@ from torch import nn
 
 import fedalign as fa
 from fedalign.data.samples import Pool
-from fedalign.simulation.engine.cnn.normalising import StackedNorm
+from fedalign.simulation.engine.cnn.normalisation import StackedNorm
 from fedalign.simulation.engine.cnn.pooling import ReluPool, poolable
-from fedalign.simulation.engine.cnn.stacked import StackedChain
-from fedalign.simulation.engine.functional import FunctionalStepper
+from fedalign.simulation.engine.cnn.stacked_chain import StackedChain
 from fedalign.simulation.engine.jobs import Data
-from fedalign.simulation.engine.layered import softmax_gradient
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.engine.linear_chain import softmax_gradient
+from fedalign.simulation.engine.vmapped import VmapStepper
 from fedalign.training import models
 
 
@@ -49,7 +49,7 @@ def test_gradients_of_a_chain(make):
     layout = Layout(template)
     assert StackedChain.serves(template)
     pool = Pool(torch.zeros(4, 3, 32, 32, dtype=torch.float64), torch.arange(4))
-    stepper = FunctionalStepper(template, layout, fa.cross_entropy, Data([pool], torch.device("cpu"), torch.float64))
+    stepper = VmapStepper(template, layout, fa.cross_entropy, Data([pool], torch.device("cpu"), torch.float64))
     stepper._module.train()
     flat = torch.stack([layout.flatten(template) + 0.1 * torch.randn(layout.size).double() for _ in range(4)])
     for name, piece, _ in layout.pieces(flat):
@@ -64,7 +64,7 @@ def test_gradients_of_a_chain(make):
     weights[1] = torch.tensor([1 / 3] * 3 + [0] * 3)  # a padded batch, a batch of one, and a client that has finished
     weights[2] = torch.tensor([1.0] + [0] * 5)
     weights[3] = 0
-    expected, expected_statistics = stepper._gradient(parameters, named, x, y, weights)
+    expected, expected_statistics = stepper._gradient(parameters, named, x, y, weights, None)
     gradients, statistics = StackedChain(template, fa.cross_entropy).gradient(parameters, named, x, y, weights)
     assert gradients.keys() == expected.keys()
     assert statistics.keys() == expected_statistics.keys()
@@ -80,7 +80,7 @@ def test_chains_that_are_not_served():
     assert StackedChain.serves(hooked)
     hooked[0].register_forward_hook(lambda *_: None)
     for other in (
-        models.mlp(4, [3], 2),  # written out in layered.py
+        models.mlp(4, [3], 2),  # written out in linear_chain.py
         nn.Sequential(conv, nn.ReLU()),  # gives images
         nn.Sequential(conv, nn.Linear(30, 4), nn.Flatten()),
         nn.Sequential(tied, tied, nn.Flatten()),

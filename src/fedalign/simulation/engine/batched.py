@@ -16,12 +16,12 @@ from torch import nn
 
 from fedalign.errors import FedalignError, FederationWarning
 from fedalign.rules.rule import Measure
-from fedalign.simulation.engine.functional import FunctionalStepper
 from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
-from fedalign.simulation.engine.layered import LayeredStepper, chain
 from fedalign.simulation.engine.layout import Layout
-from fedalign.training.local import LocalSGD
+from fedalign.simulation.engine.linear_chain import LinearChainStepper, chain
+from fedalign.simulation.engine.vmapped import VmapStepper
 from fedalign.training.losses import PerSampleLoss, hits
+from fedalign.training.optimizer import LocalOptimizer
 
 # What one chunk may touch in a step, on a GPU; on a CPU it is a share of the last cache level.
 _GPU_BYTES = 2 << 30
@@ -65,10 +65,10 @@ class BatchedEngine:
         layers = chain(template, flat_samples=data.x.dim() == 2)
         self._stepper: Stepper
         if layers is not None:
-            self._stepper = LayeredStepper(layers, self.layout, loss, data)
+            self._stepper = LinearChainStepper(layers, self.layout, loss, data)
             self._one_by_one = False
         else:
-            functional = FunctionalStepper(template, self.layout, loss, data)
+            functional = VmapStepper(template, self.layout, loss, data)
             self._stepper = functional
             self._one_by_one = self._prefers_one_by_one(template, functional)
 
@@ -95,7 +95,7 @@ class BatchedEngine:
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
         """Train. Jobs with the same local work and width are sorted by their number of steps and cut into chunks."""
-        kinds: list[LocalSGD] = []
+        kinds: list[LocalOptimizer] = []
         groups: dict[tuple[int, ...], list[int]] = {}
         for j, job in enumerate(jobs):
             kind = next((i for i, local in enumerate(kinds) if local is job.local or local == job.local), len(kinds))
@@ -112,7 +112,9 @@ class BatchedEngine:
                 return models, torch.isfinite(models).all(1)
 
         threads = torch.get_num_threads()
-        in_threads = self._one_by_one and self.device.type == "cpu" and threads > 1 and len(chunks) > 1
+        # A stack uses the stepper's one module, so only clients that train one by one may train in threads.
+        single = self._one_by_one and all(len(chunk) == 1 for chunk in chunks)
+        in_threads = single and self.device.type == "cpu" and threads > 1 and len(chunks) > 1
         done = _in_threads(work, chunks, threads) if in_threads else map(work, chunks)
         for chunk, (models, finite) in zip(chunks, done, strict=True):
             for place, j in enumerate(chunk):
@@ -132,7 +134,7 @@ class BatchedEngine:
     def _chunk_size(self, jobs: Sequence[TrainJob]) -> int:
         if self._one_by_one:
             return 1
-        layers = 2 if isinstance(self._stepper, LayeredStepper) else _LAYERS
+        layers = 2 if isinstance(self._stepper, LinearChainStepper) else _LAYERS
         touched = 4 * (self.layout.size + layers * jobs[0].width * self._data.features)
         if self.device.type == "cuda":
             return max(1, _GPU_BYTES // touched)
@@ -140,7 +142,7 @@ class BatchedEngine:
 
     def _rows_at_once(self) -> int:
         """How many samples are evaluated in one go."""
-        layers = 1 if isinstance(self._stepper, LayeredStepper) else _LAYERS / 4  # inputs, and what is made of them
+        layers = 1 if isinstance(self._stepper, LinearChainStepper) else _LAYERS / 4  # inputs, and what is made of them
         allowed = _EVAL_BYTES if self.device.type == "cpu" else _GPU_BYTES
         return max(1, int(allowed // (4 * self._data.features * layers)))
 
@@ -206,7 +208,7 @@ class BatchedEngine:
         x, y = self._data.batch(rows)
         return self._stepper.forward(models, x.unsqueeze(0))[0], y
 
-    def _prefers_one_by_one(self, template: nn.Module, stepper: FunctionalStepper) -> bool:
+    def _prefers_one_by_one(self, template: nn.Module, stepper: VmapStepper) -> bool:
         if self.device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in template.modules()):
             return True
         why = stepper.why_not_stacked(template)

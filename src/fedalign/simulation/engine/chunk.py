@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from fedalign.simulation.engine.batches import batches_for
+from fedalign.simulation.engine.draws import draw_keys
 from fedalign.simulation.engine.jobs import Data, TrainJob
-from fedalign.simulation.engine.sgd import Rate
+from fedalign.training.optimizer import Rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +27,17 @@ class Step:
     first: int  # how many of the first client's samples are real
     weights: torch.Tensor | None
     rate: Rate
+    keys: torch.Tensor | None  # each client's key for the model's random draws, if it has any
 
 
-def steps(jobs: Sequence[TrainJob], data: Data) -> Iterator[Step]:
+def steps(jobs: Sequence[TrainJob], data: Data, *, draws: bool = False) -> Iterator[Step]:
     """Give the steps of jobs of one width, sorted by falling number of steps: a step has the first so many of them.
 
-    A step's features are gone when the next step is asked for.
+    ``draws``: the model draws random numbers, so the steps have keys. A step's features are overwritten by the next's.
     """
     batches = batches_for(jobs, data)
     rows = batches.rows
+    keys = draw_keys(jobs, data.device) if draws else None
     equal_rates = bool((batches.rates == batches.rates[:1]).all())
     rates = None if equal_rates else torch.from_numpy(batches.rates).to(data.device, data.dtype)
     active = (batches.counts > 0).sum(0)
@@ -47,4 +50,5 @@ def steps(jobs: Sequence[TrainJob], data: Data) -> Iterator[Step]:
             real = np.arange(width)[None, :] < counts[:, None]
             weights = torch.from_numpy(real / counts[:, None]).to(data.device, data.dtype)
         x, y = data.batch(rows[:n, s], room)
-        yield Step(x, y, width, int(counts[0]), weights, float(batches.rates[0, s]) if rates is None else rates[:n, s])
+        rate = float(batches.rates[0, s]) if rates is None else rates[:n, s]
+        yield Step(x, y, width, int(counts[0]), weights, rate, None if keys is None else keys[:n, s])

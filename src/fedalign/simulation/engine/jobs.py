@@ -13,7 +13,7 @@ from fedalign.data.samples import Pool
 from fedalign.errors import FedalignError
 from fedalign.rules.rule import Measure
 from fedalign.simulation.engine.layout import Layout
-from fedalign.training.local import LocalSGD
+from fedalign.training.optimizer import LocalOptimizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class TrainJob:
     model: torch.Tensor
     pool: Pool
     rows: Rows
-    local: LocalSGD
+    local: LocalOptimizer
     seed: int
     round: int
     rounds: int

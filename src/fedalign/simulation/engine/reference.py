@@ -14,8 +14,10 @@ from torch import nn
 from fedalign.rules.rule import Measure
 from fedalign.simulation.engine.batches import batches_for
 from fedalign.simulation.engine.batchnorm import spare
+from fedalign.simulation.engine.draws import draw_keys
 from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.engine.random_functions import hashed_draws, tried
 from fedalign.training.losses import PerSampleLoss, hits
 
 
@@ -29,6 +31,7 @@ class ReferenceEngine:
         self._module = spare(copy.deepcopy(template).to(data.device))
         self._loss = loss
         self._data = data
+        self._draws = tried(template, data).draws.count > 0
 
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
         """Measure, client by client."""
@@ -57,12 +60,15 @@ class ReferenceEngine:
         parameters = [p for p in module.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         batches = batches_for([job], self._data)
-        optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=local.momentum, weight_decay=local.weight_decay)
+        keys = draw_keys([job], self.device)[0] if self._draws else None
+        optimizer = local.reference(parameters)
         for step in range(job.steps):
             x, y = self._data.batch(batches.rows[0, step, : batches.counts[0, step]])
-            optimizer.param_groups[0]["lr"] = batches.rates[0, step]
+            optimizer.param_groups[0]["lr"] = float(batches.rates[0, step])
             optimizer.zero_grad()
-            objective = self._loss(module(x), y).mean()
+            with hashed_draws(keys[step] if keys is not None else None):
+                outputs = module(x)
+            objective = self._loss(outputs, y).mean()
             if local.mu:
                 distance = sum((p - p0).square().sum() for p, p0 in zip(parameters, start, strict=True))
                 objective = objective + local.mu / 2 * distance

@@ -9,6 +9,7 @@ new graph; a padded client, or one that has finished, has weight and rate zero a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import warnings
 from collections import OrderedDict
@@ -20,10 +21,11 @@ import torch
 
 from fedalign.errors import FederationWarning
 from fedalign.simulation.engine.batches import Outlines, batches_for
+from fedalign.simulation.engine.draws import draw_keys
 from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.simulation.engine.layout import Layout
-from fedalign.simulation.engine.sgd import StackedSGD
-from fedalign.training.local import LocalSGD
+from fedalign.simulation.engine.stacked_optimizer import StackedOptimizer
+from fedalign.training.optimizer import LocalOptimizer
 
 _BYTES = 1 << 30  # of gathered features in one graph
 _KEPT = 16  # graphs, of the shapes used last
@@ -38,17 +40,26 @@ class Steps(NamedTuple):
     weights: torch.Tensor
     rates: torch.Tensor
     scaled: torch.Tensor  # weights times rates
+    keys: torch.Tensor  # the clients' keys for the model's random draws; of no steps for models that draw nothing
 
 
 #: Do step k on stacked parameters, in place.
-StepFunction = Callable[[Sequence[torch.Tensor], StackedSGD, Steps, int], None]
+StepFunction = Callable[[Sequence[torch.Tensor], StackedOptimizer, Steps, int], None]
 
 
 class StepGraph:
     """Some local steps of a stack of clients."""
 
     def __init__(
-        self, step: StepFunction, layout: Layout, local: LocalSGD, data: Data, size: tuple[int, int, int], pool: Any
+        self,
+        step: StepFunction,
+        layout: Layout,
+        local: LocalOptimizer,
+        data: Data,
+        size: tuple[int, int, int],
+        pool: Any,
+        *,
+        draws: bool = False,
     ) -> None:
         self.steps, clients, _ = size
         self._data = data
@@ -59,7 +70,8 @@ class StepGraph:
         self._rows = torch.zeros(size, dtype=torch.int64, device=data.device)
         self._weights = torch.zeros(size, dtype=data.dtype, device=data.device)
         self._rates = torch.zeros(size[:2], dtype=data.dtype, device=data.device)
-        self._sgd = StackedSGD(local, self.tensors[: layout.trainable])
+        self._keys = torch.zeros(size[:2] if draws else (0, 0), dtype=torch.int64, device=data.device)
+        self._optimizer = StackedOptimizer(local, self.tensors[: layout.trainable])
         self._step = step
         stream = torch.cuda.Stream(data.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(data.device))
@@ -73,9 +85,10 @@ class StepGraph:
 
     def _do(self) -> None:
         x, y = self._data.batch(self._rows)
-        steps = Steps(x, y, self._weights, self._rates, self._weights * self._rates.unsqueeze(-1))
+        scaled = self._weights * self._rates.unsqueeze(-1)
+        steps = Steps(x, y, self._weights, self._rates, scaled, self._keys)
         for k in range(self.steps):
-            self._step(self.tensors, self._sgd, steps, k)
+            self._step(self.tensors, self._optimizer, steps, k)
 
     def run(
         self,
@@ -84,17 +97,21 @@ class StepGraph:
         rows: torch.Tensor,
         weights: torch.Tensor,
         rates: torch.Tensor,
+        keys: torch.Tensor,
     ) -> None:
         """Train from ``start`` through all steps of the tables (steps × clients × …); results are in ``tensors``."""
         clients = len(start[0])
         for mine, given in zip(self.tensors, start, strict=True):
             mine[:clients].copy_(given)
             mine[clients:].zero_()
-        self._sgd.reset()
-        self._sgd.correct(jobs)
+        self._optimizer.reset()
+        self._optimizer.correct(jobs)
         for first in range(0, len(rows), self.steps):
             part = slice(first, first + self.steps)
-            for buffer, table in ((self._rows, rows), (self._weights, weights), (self._rates, rates)):
+            tables = [(self._rows, rows), (self._weights, weights), (self._rates, rates)]
+            if len(keys):
+                tables.append((self._keys, keys))
+            for buffer, table in tables:
                 done = table[part]
                 buffer.zero_()
                 buffer[: len(done), :clients].copy_(done)
@@ -114,11 +131,17 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _options(local: LocalOptimizer) -> tuple[str, ...]:
+    """Give the options that a recorded step depends on: all but those that come in as buffers or as shapes."""
+    outside = {"lr", "epochs", "steps", "batch_size", "fresh", "schedule"}
+    return tuple(repr(getattr(local, f.name)) for f in dataclasses.fields(local) if f.name not in outside)
+
+
 class GraphCache:
     """Makes graphs for the shapes it meets, and keeps the latest."""
 
-    def __init__(self, step: StepFunction, layout: Layout, data: Data) -> None:
-        self._step, self._layout, self._data = step, layout, data
+    def __init__(self, step: StepFunction, layout: Layout, data: Data, *, draws: bool = False) -> None:
+        self._step, self._layout, self._data, self._draws = step, layout, data, draws
         self._why_not: str | None = None
         self._outlines = Outlines()
         self._graphs: OrderedDict[tuple[object, ...], StepGraph] = OrderedDict()
@@ -134,6 +157,7 @@ class GraphCache:
         batches = batches_for(jobs, data, self._outlines(jobs, data))
         rows, weights = batches.rows.transpose(0, 1), batches.outline.weights
         rates = torch.from_numpy(np.where(batches.counts > 0, batches.rates, 0.0).T.copy()).to(data.device, data.dtype)
+        keys = draw_keys(jobs, data.device).t() if self._draws else rates.new_zeros((0, 0), dtype=torch.int64)
         try:
             graph = self._graph_for(jobs[0].local, len(jobs), rows.shape[0], rows.shape[2])
         except RuntimeError as error:
@@ -144,18 +168,18 @@ class GraphCache:
                 stacklevel=2,
             )
             return None
-        graph.run(list(self._layout.unflatten(models).values()), jobs, rows, weights, rates)
+        graph.run(list(self._layout.unflatten(models).values()), jobs, rows, weights, rates, keys)
         return self._layout.join([t[: len(jobs)] for t in graph.tensors])
 
-    def _graph_for(self, local: LocalSGD, jobs: int, steps: int, width: int) -> StepGraph:
+    def _graph_for(self, local: LocalOptimizer, jobs: int, steps: int, width: int) -> StepGraph:
         clients = jobs if jobs < _HEIGHT else -(-jobs // _HEIGHT) * _HEIGHT
         fit = max(1, _BYTES // (4 * clients * width * self._data.features))
         parts = -(-steps // min(steps, fit))
         size = (-(-steps // parts), clients, width)
-        key = (*size, local.momentum, local.weight_decay, local.clip, local.mu, local.scaffold)
+        key = (*size, type(local), *_options(local))
         graph = self._graphs.pop(key, None)
         if graph is None:
-            graph = StepGraph(self._step, self._layout, local, self._data, size, self._pool)
+            graph = StepGraph(self._step, self._layout, local, self._data, size, self._pool, draws=self._draws)
         self._graphs[key] = graph
         while len(self._graphs) > _KEPT:
             self._graphs.popitem(last=False)

@@ -14,11 +14,11 @@ from torch import nn
 
 from fedalign.simulation.engine.chunk import Step, steps
 from fedalign.simulation.engine.cnn.kernels import softmax_kernel
-from fedalign.simulation.engine.cnn.stacked import has_hooks, leaves
-from fedalign.simulation.engine.graphed import GraphCache, Steps
+from fedalign.simulation.engine.cnn.stacked_chain import has_hooks, leaves
+from fedalign.simulation.engine.cuda_graphs import GraphCache, Steps
 from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.simulation.engine.layout import Layout
-from fedalign.simulation.engine.sgd import StackedSGD
+from fedalign.simulation.engine.stacked_optimizer import StackedOptimizer
 from fedalign.training.losses import PerSampleLoss, cross_entropy
 
 _TILE = 4096  # scores of a client that one program of a kernel holds
@@ -53,7 +53,7 @@ def chain(module: nn.Module, flat_samples: bool = True) -> list[nn.Module] | Non
     return layers if simple and framed and not list(module.buffers()) else None
 
 
-class LayeredStepper:
+class LinearChainStepper:
     """Trains and evaluates stacked clients of a chain of layers."""
 
     def __init__(self, layers: Sequence[nn.Module], layout: Layout, loss: PerSampleLoss, data: Data) -> None:
@@ -79,30 +79,30 @@ class LayeredStepper:
             jobs, models = [jobs[0], *jobs], torch.cat([models[:1], models])
         weights = self._weights(models, copy=True)
         tensors = [t for pair in weights for t in pair if t is not None]
-        sgd = StackedSGD(local, tensors)
-        sgd.correct(jobs)
+        optimizer = StackedOptimizer(local, tensors)
+        optimizer.correct(jobs)
         for step in steps(jobs, self._data):
             n = len(step.x)
             active = [(w[:n], b[:n] if b is not None else None) for w, b in weights]
             inputs, scores = self._forward(active, _flat(step.x))
             delta = self._output_gradient(scores, step)
-            if sgd.plain and isinstance(step.rate, float):
+            if optimizer.plain and isinstance(step.rate, float):
                 self._backward(active, inputs, delta, -step.rate)
             else:
-                sgd.step(self._backward(active, inputs, delta, None), step.rate)
+                optimizer.step(self._backward(active, inputs, delta, None), step.rate)
         return self._layout.join(tensors)[1 if twin else 0 :]
 
-    def _graphed_step(self, tensors: Sequence[torch.Tensor], sgd: StackedSGD, steps: Steps, k: int) -> None:
+    def _graphed_step(self, tensors: Sequence[torch.Tensor], optimizer: StackedOptimizer, steps: Steps, k: int) -> None:
         """Do one step on buffers that don't move. The rate is folded into the samples' weights where it can be."""
         weights = self._pairs(tensors)
         inputs, scores = self._forward(weights, _flat(steps.x[k]))
-        weight = (steps.scaled if sgd.plain else steps.weights)[k]
-        last = weights[-1][1] if sgd.plain else None
+        weight = (steps.scaled if optimizer.plain else steps.weights)[k]
+        last = weights[-1][1] if optimizer.plain else None
         delta, bias_done = softmax_gradient(scores, steps.y[k], weight, last)
-        if sgd.plain:
+        if optimizer.plain:
             self._backward([*weights[:-1], (weights[-1][0], None)] if bias_done else weights, inputs, delta, -1.0)
         else:
-            sgd.step(self._backward(weights, inputs, delta, None), steps.rates[k])
+            optimizer.step(self._backward(weights, inputs, delta, None), steps.rates[k])
 
     def _weights(self, models: torch.Tensor, copy: bool) -> list[Weights]:
         return self._pairs([p.clone() if copy else p for _, p, _ in self._layout.pieces(models)])

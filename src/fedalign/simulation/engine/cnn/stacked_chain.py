@@ -1,9 +1,8 @@
-"""A chain of layers over stacked clients, written with the clients as a dimension of their own.
+"""A chain of layers for stacked clients, written with the clients as a dimension of their own.
 
-``torch.func.vmap`` can stack any module, but what it makes of a convolution with weights per client is slow. Here a
-convolution cuts its input into patches and is one batched product; images lie with their channels innermost, so that
-cutting patches and adding their gradients back move whole runs of memory. What PyTorch does between the products in
-many passes over large activations is done in few (``kernels.py``).
+``torch.func.vmap`` can stack any module, but its convolutions with weights per client are slow. Here a convolution is
+one batched product (``convolution.py``), and what PyTorch does between the products in many passes over large
+activations is done in few (``kernels.py``).
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from fedalign.simulation.engine.cnn.convolution import convolve, is_plain
 from fedalign.simulation.engine.cnn.kernels import Pair
-from fedalign.simulation.engine.cnn.normalising import StackedNorm, running_after
-from fedalign.simulation.engine.cnn.patches import Patches, places
+from fedalign.simulation.engine.cnn.normalisation import StackedNorm, running_after
 from fedalign.simulation.engine.cnn.pooling import ReluPool, poolable
+from fedalign.simulation.engine.draws import Draws, NoDraws
 from fedalign.training.losses import PerSampleLoss
 
 Tensors = dict[str, torch.Tensor]
 _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
+_DROPOUTS = (nn.Dropout, nn.Dropout2d)
 
 
 def leaves(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
@@ -80,18 +80,30 @@ class StackedChain:
         )
 
     def gradient(
-        self, parameters: Tensors, rest: Tensors, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+        self,
+        parameters: Tensors,
+        rest: Tensors,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weights: torch.Tensor,
+        keys: torch.Tensor | None = None,
     ) -> tuple[Tensors, Tensors]:
-        """Differentiate every client's weighted loss; give the gradients and the new BatchNorm statistics."""
+        """Differentiate every client's weighted loss; give the gradients and the new BatchNorm statistics.
+
+        ``keys`` has each client's key for dropout masks, where the chain has such layers.
+        """
         leaf = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         statistics: Tensors = {}
         with torch.enable_grad():
-            outputs = self._forward(leaf | rest, x, (weights > 0).to(weights.dtype), statistics)
+            draws = NoDraws() if keys is None else Draws(keys)
+            outputs = self._forward(leaf | rest, x, (weights > 0).to(weights.dtype), statistics, draws)
             objective = (self._loss(outputs.flatten(0, 1), y.flatten(0, 1)) * weights.flatten(0, 1)).sum()
         gradients = torch.autograd.grad(objective, list(leaf.values()))
         return dict(zip(leaf, gradients, strict=True)), {name: t.detach() for name, t in statistics.items()}
 
-    def _forward(self, tensors: Tensors, x: torch.Tensor, real: torch.Tensor, statistics: Tensors) -> torch.Tensor:
+    def _forward(
+        self, tensors: Tensors, x: torch.Tensor, real: torch.Tensor, statistics: Tensors, draws: Draws
+    ) -> torch.Tensor:
         images = x.dim() == 5
         if images:
             x = x.permute(0, 1, 3, 4, 2)  # channels innermost, until something flattens them
@@ -102,7 +114,9 @@ class StackedChain:
             mine = {key: tensors[name + key] for key in (*layer._parameters, *layer._buffers) if name + key in tensors}
             window = self._pooled_after(done)
             if isinstance(layer, nn.Conv2d):
-                x = _convolve(layer, mine, x)
+                above, beside = (int(side) for side in layer.padding)
+                stride = (layer.stride[0], layer.stride[1])
+                x = convolve(x, mine["weight"], (above, beside), stride, _Linear.apply)
                 if window is not None:
                     x, done = _relu_pool(x, mine.get("bias"), window), done + 2
                 elif "bias" in mine:
@@ -121,6 +135,8 @@ class StackedChain:
             elif isinstance(layer, nn.Linear):
                 x = _Linear.apply(x, mine["weight"])  # type: ignore[no-untyped-call]
                 x = x + mine["bias"].unsqueeze(1) if "bias" in mine else x
+            elif isinstance(layer, _DROPOUTS):
+                x = _drop_out(layer, x, draws, images)
             else:
                 x = layer(x)
         return x
@@ -132,30 +148,28 @@ class StackedChain:
 
 
 def _on_images(layer: nn.Module) -> bool:
-    if type(layer) is nn.Conv2d:
-        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
-        return plain and not isinstance(layer.padding, str)
+    if is_plain(layer):
+        return True
     if type(layer) is nn.MaxPool2d:
         return not layer.return_indices
-    return type(layer) in _ACTIVATIONS or (type(layer) is nn.BatchNorm2d and layer.track_running_stats)
+    plain = type(layer) in (*_ACTIVATIONS, *_DROPOUTS)
+    return plain or (type(layer) is nn.BatchNorm2d and layer.track_running_stats)
 
 
 def _on_vectors(layer: nn.Module) -> bool:
     normal = type(layer) is nn.BatchNorm1d and layer.track_running_stats
-    return normal or type(layer) is nn.Linear or type(layer) in _ACTIVATIONS
+    return normal or type(layer) in (nn.Linear, nn.Dropout, *_ACTIVATIONS)
 
 
-def _convolve(layer: nn.Conv2d, mine: Tensors, x: torch.Tensor) -> torch.Tensor:
-    above, beside = (int(side) for side in layer.padding)
-    clients, samples = x.shape[:2]
-    flat = F.pad(x.flatten(0, 1), (0, 0, beside, beside, above, above)) if above or beside else x.flatten(0, 1)
-    (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
-    high, wide = places(flat.shape[1], kh, sh), places(flat.shape[2], kw, sw)
-    patches = Patches.apply(flat, (kh, kw, sh, sw))  # type: ignore[no-untyped-call]
-    weight = mine["weight"].permute(0, 1, 3, 4, 2).flatten(2)  # clients × channels out × numbers of a patch
-    weight = F.pad(weight, (0, patches.shape[-1] - weight.shape[2]))
-    out: torch.Tensor = _Linear.apply(patches.view(clients, -1, patches.shape[-1]), weight)  # type: ignore[no-untyped-call]
-    return out.view(clients, samples, high, wide, -1)
+def _drop_out(layer: nn.Dropout | nn.Dropout2d, x: torch.Tensor, draws: Draws, images: bool) -> torch.Tensor:
+    """Drop out numbers or whole channels; masks are drawn with the channels first, as the model's layers draw them."""
+    if layer.p in (0, 1):
+        return x if layer.p == 0 else x * 0
+    if not images:
+        return x * draws.scaled_mask(layer.p, x.shape[1:], x.dtype)
+    samples, high, wide, channels = x.shape[1:]
+    shape = (samples, channels, 1, 1) if isinstance(layer, nn.Dropout2d) else (samples, channels, high, wide)
+    return x * draws.scaled_mask(layer.p, shape, x.dtype).permute(0, 1, 3, 4, 2)
 
 
 def _relu_pool(x: torch.Tensor, bias: torch.Tensor | None, window: Pair) -> torch.Tensor:
