@@ -18,6 +18,7 @@ from fedalign.experiments.config import load
 pytestmark = pytest.mark.pictures
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "fedalign"
 
 
 def blocks(path, language):
@@ -61,6 +62,18 @@ def test_the_guides_experiment_is_valid(tmp_path):
         np.savez(tmp_path / "clients" / f"{name}.npz", x=x, y=y)
     (tmp_path / "mine.toml").write_text(block)
     assert len(load("mine.toml").specs()) == 12
+
+
+def test_the_map_names_files_that_exist():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The map")[2]
+    named = set()
+    for first, second in re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE):
+        folders = re.findall(r"`([\w./]+)`", first) if "`" in first and "?" not in first else ["."]
+        for file in re.findall(r"`([\w/]+(?:\.py|/))`", second):
+            named.add((folders[0], file))
+    missing = [f"{folder}/{file}" for folder, file in sorted(named) if not (PACKAGE / folder / file).exists()]
+    assert len(named) > 40
+    assert not missing, f"the README's map names files that don't exist: {missing}"
 
 
 def test_versions_agree():
