@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import importlib
 import re
 import shutil
 import tomllib
@@ -14,6 +17,8 @@ from conftest import blobs
 import fedalign
 from fedalign import cli
 from fedalign.experiments.config import load
+from fedalign.experiments.summary import summarise
+from fedalign.protocol.records import ClientRound, Fallback, History, RoundRecord, Tried
 
 pytestmark = pytest.mark.pictures
 
@@ -74,6 +79,31 @@ def test_the_map_names_files_that_exist():
     missing = [f"{folder}/{file}" for folder, file in sorted(named) if not (PACKAGE / folder / file).exists()]
     assert len(named) > 40
     assert not missing, f"the README's map names files that don't exist: {missing}"
+
+
+def test_the_guide_lists_every_key_of_the_output():
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    named = {word for code in re.findall(r"`([^`]+)`", guide) for word in re.split(r"[^\w]", code)}
+    for record in (RoundRecord, ClientRound, Tried, Fallback):
+        assert {field.name for field in dataclasses.fields(record)} <= named
+    figures = summarise({"fedalign": {0: History([])}}, {}, set())["fedalign"]
+    assert {*figures, *figures["test_accuracy"]} <= named
+
+
+def test_the_rules_page_has_the_readmes_rule():
+    (rule,) = (
+        part for block in blocks("docs/rules.md", "python") for part in block.split("\n\n\n") if "class " in part
+    )
+    assert rule.strip() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_rules_is_what_its_summaries_give(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = importlib.import_module("rules")
+    page = shutil.copy(ROOT / "docs" / "rules.md", tmp_path)
+    monkeypatch.setattr(benchmark, "PAGE", Path(page))
+    benchmark.table(argparse.Namespace())
+    assert Path(page).read_text(encoding="utf-8") == (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
 
 
 def test_versions_agree():
