@@ -1,7 +1,7 @@
-"""What AutoALIGN might have been: other candidates and other ways to choose among them, on an experiment.
+"""Variants of AutoALIGN: other candidates and other ways to choose among them, on an experiment.
 
     python benchmarks/auto.py run EXPERIMENT [--variants "cuts; cosine"] [--seeds N] [--device cuda] [--tf32] …
-    python benchmarks/auto.py table          # from docs/results/auto/*.json into docs/rules.md, nothing is run
+    python benchmarks/auto.py table     # from docs/results/auto/*.json into docs/research/autoalign.md; runs nothing
 
 `run` prints final test accuracies and keeps them in docs/results/auto/EXPERIMENT.json, variant by variant.
 """
@@ -35,7 +35,7 @@ from fedalign.simulation.engine.jobs import EvalJob
 from fedalign.training.participation import Uniform
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ROOT / "docs" / "results" / "auto"
+KEPT, PAGE = ROOT / "docs" / "results" / "auto", ROOT / "docs" / "research" / "autoalign.md"
 LADDER = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, math.inf)
 SHARPNESS = [2 ** (i / 2) for i in range(-8, 5)]  # what scores are multiplied with to calibrate them
 
@@ -285,8 +285,16 @@ def table(options: argparse.Namespace) -> None:
         if name in results:
             finals = zip(whole["seeds"], whole["arms"]["auto"]["test_accuracy"]["per_seed"], strict=True)
             results[name][AUTO] = {str(seed): {"test_accuracy": final} for seed, final in finals}
-    rows = [[name, *(cell(kept, name) for kept in results.values())] for name in ("priority", *VARIANTS)]
-    into_page("auto", grid(["candidates, judge", *(f"`{name}`" for name in results)], rows))
+    rows = [[title(name), *(cell(kept, name) for kept in results.values())] for name in ("priority", *VARIANTS)]
+    into_page(PAGE, "auto", grid(["variant", *(f"`{name}`" for name in results)], rows))
+
+
+def title(variant: str) -> str:
+    """Give a variant's name as the page writes it; the summaries keep the names of version 0.1."""
+    words = {"base of": "training model of", "judged by those that train": "evaluated by the clients that train"}
+    for before, after in words.items():
+        variant = variant.replace(before, after)
+    return variant.replace("everybody", "all clients")
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
     python benchmarks/rules.py join RUN …                     # more arms, or an arm's newer run, into the summaries
     python benchmarks/rules.py table          # from docs/results/rules into docs/rules.md, nothing is run
 
-Runs go into runs/rules/NAME and may be broken off and repeated: what is done is kept.
+Runs go into runs/rules/NAME. They may be interrupted and started again: finished runs are kept.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ OPTIMISED_ARMS = ("priority", "all", "fedalign", "auto")
 
 
 def fedalign_run(name: str, folder: Path, arms: Sequence[str], options: argparse.Namespace, *settings: str) -> None:
-    """Run an experiment, or go on with it, unless it is done."""
+    """Run an experiment, or continue it, unless it is finished."""
     if (folder / "summary.json").is_file():
         return
     command = [
@@ -169,32 +169,33 @@ def table(options: argparse.Namespace) -> None:
     results = read_all(SUMMARIES)
     missing = [name for name in EXPERIMENTS if name not in results]
     parts = [
-        "Final test accuracy of the priority clients in %, mean ± standard deviation over seeds; bold: within half a "
+        "Final test accuracy of the priority clients in %, mean ± standard deviation over seeds. Bold: within half a "
         "point of the best.\n",
         one_table(results, accuracy),
-        "\nRounds until the accuracy (a mean over five rounds) reaches the final accuracy of `priority`; in how many "
-        "seeds.\n",
+        "\nRounds until the accuracy (a mean over five rounds) reaches the final accuracy of `priority`. In brackets: "
+        "in how many seeds it does.\n",
         one_table(results, rounds),
-        "\nThousands of models sent, up and down, in a run.\n",
+        "\nThousands of models sent in a run, to clients and by clients.\n",
         one_table(results, cost),
     ]
     if OPTIMISED.is_dir():
         parts += [
-            "\nSCAFFOLD at the clients, or another server optimiser, with its settings in `benchmarks/rules.py`; final "
-            "test accuracy in %, bold: within half a point of the optimiser's best.\n",
+            "\nSCAFFOLD at the clients, or another server optimiser, with its settings in `benchmarks/rules.py` "
+            "(`python benchmarks/rules.py optimisers`). Final test accuracy in %. Bold: within half a point of the "
+            "optimiser's best.\n",
             optimiser_table(read_all(OPTIMISED)),
         ]
     if missing:
         parts.append(f"\nNot run yet: {', '.join(f'`{name}`' for name in missing)}.")
-    into_page("table", "\n".join(parts))
+    into_page(PAGE, "table", "\n".join(parts))
 
 
-def into_page(mark: str, content: str) -> None:
-    """Replace what stands between two marks of docs/rules.md."""
-    text = PAGE.read_text(encoding="utf-8")
+def into_page(page: Path, mark: str, content: str) -> None:
+    """Replace what stands between two marks of a page."""
+    text = page.read_text(encoding="utf-8")
     between = rf"(<!-- {mark} -->\n).*?(<!-- end of {mark} -->)"
-    PAGE.write_text(re.sub(between, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.S), encoding="utf-8")
-    print(PAGE)
+    page.write_text(re.sub(between, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.S), encoding="utf-8")
+    print(page)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Make what a federation on TLS needs: a certificate authority, the server's certificate, and a key for every node.
+"""Make the files that a federation with TLS needs: a certificate authority, the server's certificate, a key per node.
 
     python keys.py DIR --host 127.0.0.1 --nodes site-0,site-1,site-2,site-3
 
-For a real federation make the authority's key on a machine of its own, and let every site make its own key
-(ssh-keygen -t ecdsa -b 384 -N "" -f site-3); only the .pub file travels.
+For a real federation, make the authority's key on a separate machine, and let every site make its own key
+(ssh-keygen -t ecdsa -b 384 -N "" -f site-3). The site sends only the .pub file.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make(folder: Path, host: str, nodes: list[str]) -> None:
-    """Write ca.crt, server.crt, server.key, and NODE with NODE.pub."""
+    """Write ca.crt, ca.key, server.crt and server.key, and for every node a private key NODE and its NODE.pub."""
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     own = certificate("FedALIGN federation", "FedALIGN federation", authority, authority, None)
@@ -90,11 +90,11 @@ def make(folder: Path, host: str, nodes: list[str]) -> None:
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Make the files that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", default="127.0.0.1", help="the name or address that nodes connect to")
-    parser.add_argument("--nodes", default="", help="names, with commas")
+    parser.add_argument("--nodes", default="", help="names of nodes to make keys for, separated by commas")
     options = parser.parse_args()
     make(options.folder, options.host, [n for n in options.nodes.split(",") if n])
 

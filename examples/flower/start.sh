@@ -5,7 +5,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:-federation}
 port=${PORT:-8000}
-node=${NODE:-fedalign flower node} # or NODE=flower-supernode: the same, but every message starts a Python
+node=${NODE:-fedalign flower node} # or NODE=flower-supernode: the same, but every message starts a new Python process
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 mkdir -p "$dir/logs"
 dir=$(cd "$dir" && pwd)

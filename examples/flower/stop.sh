@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stop what start.sh started, by the process numbers it noted.
+# Stop the processes that start.sh started, by the process numbers that it wrote down.
 #   examples/flower/stop.sh [DIR]
 set -euo pipefail
 dir=${1:-federation}

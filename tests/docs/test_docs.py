@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import importlib
 import re
 import shutil
 import tomllib
@@ -14,10 +17,13 @@ from conftest import blobs
 import fedalign
 from fedalign import cli
 from fedalign.experiments.config import load
+from fedalign.experiments.summary import summarise
+from fedalign.protocol.records import ClientRound, Fallback, History, RoundRecord, Tried
 
 pytestmark = pytest.mark.pictures
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "fedalign"
 
 
 def blocks(path, language):
@@ -54,13 +60,54 @@ def test_make_targets_exist():
 
 
 def test_the_guides_experiment_is_valid(tmp_path):
-    (block,) = blocks("docs/guide.md", "toml")
+    block = blocks("docs/guide.md", "toml")[0]  # the others are parts of a file
     (tmp_path / "clients").mkdir()
     for name in ("site-1", "site-2", "site-3"):
         x, y = blobs(30, 1, features=784)
         np.savez(tmp_path / "clients" / f"{name}.npz", x=x, y=y)
     (tmp_path / "mine.toml").write_text(block)
     assert len(load("mine.toml").specs()) == 12
+
+
+def test_the_map_names_files_that_exist():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The map")[2]
+    named = set()
+    for first, second in re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE):
+        folders = re.findall(r"`([\w./]+)`", first) if "`" in first and "?" not in first else ["."]
+        for file in re.findall(r"`([\w/]+(?:\.py|/))`", second):
+            named.add((folders[0], file))
+    missing = [f"{folder}/{file}" for folder, file in sorted(named) if not (PACKAGE / folder / file).exists()]
+    assert len(named) > 40
+    assert not missing, f"the README's map names files that don't exist: {missing}"
+
+
+def test_the_guide_lists_every_key_of_the_output():
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    named = {
+        word
+        for code in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", guide, flags=re.DOTALL))
+        for word in re.split(r"[^\w]", code)
+    }
+    for record in (RoundRecord, ClientRound, Tried, Fallback):
+        assert {field.name for field in dataclasses.fields(record)} <= named
+    figures = summarise({"fedalign": {0: History([])}}, {}, set())["fedalign"]
+    assert {*figures, *figures["test_accuracy"]} <= named
+
+
+def test_the_rules_page_has_the_readmes_rule():
+    (rule,) = (
+        part for block in blocks("docs/rules.md", "python") for part in block.split("\n\n\n") if "class " in part
+    )
+    assert rule.strip() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_rules_is_what_its_summaries_give(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = importlib.import_module("rules")
+    page = shutil.copy(ROOT / "docs" / "rules.md", tmp_path)
+    monkeypatch.setattr(benchmark, "PAGE", Path(page))
+    benchmark.table(argparse.Namespace())
+    assert Path(page).read_text(encoding="utf-8") == (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
 
 
 def test_versions_agree():

@@ -12,13 +12,31 @@ from fedalign.paper.pictures import draw
 from fedalign.paper.verdicts import judge, rounds_to_priority
 from fedalign.report.plots import save
 
-_HOW = """Written by `fedalign paper --from {source} --page {page}` from the summaries in
-`{source}`, which `fedalign paper` leaves of its runs. Final figures are test accuracies in % of the priority
-clients, means of the last 10 rounds, ± the standard deviation over seeds. `fedalign` matches on held-out data,
-`fedalign-train` on training data as the paper does. A claim that one arm is above another counts as reproduced if its
-mean is at least one point higher and it is higher in four of five seeds; "depends on the seed": the mean is, but fewer
-seeds are. "Rounds to `priority`" is the mean number of rounds until the test accuracy, averaged over five rounds,
-reaches the final accuracy of `priority` in the same seed; in brackets, in how many seeds it did.
+_HOW = """The experiments of the paper (Ravi and Shomorony, 2023), repeated with this package. For every claim of
+the paper the page says what was measured and whether the claim holds. The figures follow, in the paper's form.
+
+Terms: *priority clients* are those whose accuracy is the goal, and the others are *free clients*. An *arm* is one
+method in a comparison. ε is the largest difference in loss with which FedALIGN admits a free client.
+
+| arm | |
+|---|---|
+| `priority` | FedAvg on the priority clients |
+| `all` | FedAvg on all clients |
+| `local` | every client by itself, a model each |
+| `fedalign` | FedALIGN, which compares losses on held-out data: data that clients never train on |
+| `fedalign-train` | FedALIGN, which compares losses on training data, as the paper does |
+
+How to read the figures:
+
+- **Final accuracy** is the test accuracy of the priority clients in %: the mean of the last 10 rounds, ± the
+  standard deviation over seeds.
+- **Rounds to `priority`** is the mean number of rounds until the test accuracy, averaged over five rounds, reaches
+  the final accuracy of `priority` in the same seed. In brackets: in how many seeds it does.
+- **Verdicts.** A claim that one arm is above another is "reproduced" if its mean is at least one point higher and
+  it is higher in four of five seeds. It "depends on the seed" if the mean is higher by a point, but in fewer seeds.
+
+Written by `fedalign paper --from {source} --page {page}` from the summaries in `{source}`, which `fedalign paper`
+leaves of its runs.
 """
 
 
@@ -26,7 +44,7 @@ _WORDS = ("reproduced", "depends on the seed", "not reproduced", "not measured")
 
 
 def write_page(results: Mapping[str, Mapping[str, Any]], source: Path, page: Path) -> list[Path]:
-    """Write the page and its pictures beside it; give the files."""
+    """Write the page, and its pictures into ``img`` beside it; return the files."""
     known = [name for figure in FIGURES.values() for name in figure.experiments]
     if not any(name in results for name in known):
         raise FedalignError(f"{source} has no results of the paper's experiments ({', '.join(known)})")
@@ -47,7 +65,7 @@ def write_page(results: Mapping[str, Mapping[str, Any]], source: Path, page: Pat
 def _claims(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "## The claims\n",
-        "| figure | claim | measured | verdict, held-out | verdict, training | command |",
+        "| figure | claim | measured | verdict, `fedalign` | verdict, `fedalign-train` | command |",
         "|---|---|---|---|---|---|",
     ]
     for figure in FIGURES.values():
@@ -56,13 +74,13 @@ def _claims(results: Mapping[str, Mapping[str, Any]]) -> str:
                 lines.append(f"| {figure.number} | {claim.text}: {_judged(claim, name, results.get(name))} |")
     judged = [line.split("|")[4] for line in lines[3:] if "not run yet" not in line]
     counted = {word: sum(cell.strip(" *").startswith(word) for cell in judged) for word in _WORDS}
-    in_short = ", ".join(f"{count} {word}" for word, count in counted.items())
-    lines.insert(1, f"With held-out matching, of {len(judged)} claims about an experiment: {in_short}.\n")
+    in_short = ", ".join(f"{word} {count}" for word, count in counted.items())
+    lines.insert(1, f"Verdicts for `fedalign` on {len(judged)} claims about an experiment: {in_short}.\n")
     return "\n".join([*lines, ""])
 
 
 def _judged(claim: Claim, name: str, results: Mapping[str, Any] | None) -> str:
-    """Give the cells of a claim about one experiment, from the experiment's name on."""
+    """Return a claim's table cells for one experiment, starting with the experiment's name."""
     if results is None:
         return f"`{name}` | – | not run yet | | `fedalign run {name}`"
     held = judge(claim.comparison, results)
@@ -79,7 +97,7 @@ def _figure(figure: Figure, results: Mapping[str, Mapping[str, Any]]) -> str:
         lines.append(f"![Figure {figure.number}](img/figure-{figure.number}.png)\n")
     for name in figure.experiments:
         if name not in results:
-            lines.append(f"`{name}` was not run yet: `fedalign paper --figures {figure.number}`.\n")
+            lines.append(f"`{name}` has not run yet. Command: `fedalign paper --figures {figure.number}`\n")
             continue
         lines += _table(name, results[name])
     return "\n".join(lines)
@@ -87,9 +105,10 @@ def _figure(figure: Figure, results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _table(name: str, results: Mapping[str, Any]) -> list[str]:
     seeds = len(results["seeds"])
+    description = results["description"].partition(": ")[2] or results["description"]
     lines = [
-        f"**`{name}`**, {results['data']}: {results['description'].partition(': ')[2] or results['description']}; "
-        f"{results['rounds']} rounds, {seeds} seeds (`{results['command']}`).\n",
+        f"**`{name}`**, {results['data']}: {description}{'' if description.endswith('?') else '.'} "
+        f"{results['rounds']} rounds, {seeds} seeds. Command: `{results['command']}`\n",
         "| arm | final accuracy | by seed | admitted a round | rounds to `priority` |",
         "|---|---|---|---|---|",
     ]
