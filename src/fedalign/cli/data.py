@@ -61,7 +61,7 @@ def _data(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace, console: Console) -> int:
     from fedalign.experiments.config import load
-    from fedalign.report import plots
+    from fedalign.report import client_plots, plot_style
 
     if not options.names:
         raise FedalignError("name an experiment to show: fedalign data show fmnist")
@@ -70,9 +70,10 @@ def _show(options: argparse.Namespace, console: Console) -> int:
         experiment = load(name, overrides)
         with notes_said():
             federation = experiment.federation(options.seed)
-        figure = plots.holdings(federation, f"{experiment.name}, seed {options.seed}: who holds what")
+        title = f"{experiment.name}, seed {options.seed}: samples by client and class"
+        figure = client_plots.class_counts(federation, title)
         options.out.mkdir(parents=True, exist_ok=True)
         console.print(f"{escape(experiment.name)}: {escape(repr(federation))}")
-        for path in plots.save(figure, options.out / f"{experiment.name}-seed-{options.seed}"):
+        for path in plot_style.save(figure, options.out / f"{experiment.name}-seed-{options.seed}"):
             console.print(f"  {escape(str(path))}", soft_wrap=True)
     return 0

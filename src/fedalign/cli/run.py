@@ -42,10 +42,10 @@ def add(commands: Subcommands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from fedalign.experiments.config import load
     from fedalign.experiments.runner import free_folder, latest_folder
-    from fedalign.report import theory_plots as theory
     from fedalign.report.page import write_report
     from fedalign.report.read_runs import read_run
     from fedalign.report.table import incentive_table, terminal_table
+    from fedalign.report.theory_table import theory_table
 
     if options.workers is not None and options.on != "ray":
         raise FedalignError("--workers goes with --on ray")
@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     if (gains := incentive_table(outcome.summary)) is not None:
         console.print(gains)
     if "theory" in outcome.summary:
-        console.print(theory.table(outcome.summary["theory"]))
+        console.print(theory_table(outcome.summary["theory"]))
     report = write_report([read_run(folder)], folder)
     for path in [folder / "summary.json", report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
         console.print(f"  {escape(str(path))}", soft_wrap=True)

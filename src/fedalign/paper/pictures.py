@@ -9,7 +9,7 @@ import numpy as np
 
 from fedalign.paper.figures import Figure as PaperFigure
 from fedalign.protocol.plan import warmup_rounds
-from fedalign.report.plots import colour, panels
+from fedalign.report.plot_style import colour, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

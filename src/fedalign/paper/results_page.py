@@ -10,7 +10,7 @@ from fedalign.errors import FedalignError
 from fedalign.paper.figures import FIGURES, Claim, Figure
 from fedalign.paper.pictures import draw
 from fedalign.paper.verdicts import judge, rounds_to_priority
-from fedalign.report.plots import save
+from fedalign.report.plot_style import save
 
 _HOW = """Written by `fedalign paper --from {source} --page {page}` from the summaries in
 `{source}`, which `fedalign paper` leaves of its runs. Final figures are test accuracies in % of the priority
