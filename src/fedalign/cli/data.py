@@ -51,7 +51,7 @@ def _data(options: argparse.Namespace) -> int:
         try:
             console.print(f"{name}: {escape(DATASETS[name].check())}", soft_wrap=True)
         except FedalignError as error:
-            if not options.names and not DATASETS[name].at_hand():
+            if not options.names and not DATASETS[name].available():
                 console.print(f"{name}: {escape(DATASETS[name].describe())}", soft_wrap=True)
                 continue
             bad += 1
