@@ -1,4 +1,4 @@
-"""From an experiment to the theory's problem, or to the assumption that fails."""
+"""Translates an experiment into the problem of the theorems, or names the assumption that fails."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from fedalign.rules.rule import Rule
 from fedalign.simulation.api import Alone
 from fedalign.theory.bounds import bias_of
 from fedalign.theory.constants import Constants, constants
-from fedalign.theory.problem import Array, LeastSquares, Objective, Problem, Softmax
+from fedalign.theory.minimise import Array
+from fedalign.theory.objectives import LeastSquares, Objective, Softmax
+from fedalign.theory.problem import Problem
 from fedalign.training.local import LocalSGD
 from fedalign.training.schedules import InverseTime
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A federation as the theory sees it: objectives, local work, and how flat weights are read."""
+    """A federation as the theorems see it: the objectives, the local work, and the layout of the weights."""
 
     problem: Problem
     local_steps: int
@@ -35,7 +37,7 @@ class Setting:
     bias: bool
 
     def weights(self, flat: Any) -> Array:
-        """Read a model's flat weights in the problem's order: of each output, its row, then its bias."""
+        """Reorder the flat weights of a model as the problem has them: for each output its row, then its bias."""
         vector: Array = np.asarray(flat.detach().cpu().double())
         if not self.bias:
             return vector
@@ -45,12 +47,12 @@ class Setting:
     def constants(
         self, start: Array, radius: float | None = None, moments: tuple[float, float] | None = None
     ) -> Constants:
-        """Compute the constants for a run from ``start``."""
+        """Compute the constants of a run that starts at ``start``; see :func:`fedalign.theory.constants`."""
         return constants(self.problem, start, self.local_steps, self.batch, self.draws, radius, moments)
 
 
 def check_settings(settings: Mapping[str, Any], local: LocalSGD) -> None:
-    """Refuse what no federation can put right; a :class:`FedalignError` says which assumption fails."""
+    """Refuse settings under which the theorems never hold; a :class:`FedalignError` names the assumption that fails."""
     kind = settings["model"]["kind"]
     if kind not in ("linear", "logistic"):
         raise FedalignError(f"Assumption 2 (strong convexity) fails: the objective of the model {kind!r} is not convex")
@@ -72,13 +74,13 @@ def check_settings(settings: Mapping[str, Any], local: LocalSGD) -> None:
 
 
 def setting_of(settings: Mapping[str, Any], federation: Federation, local: LocalSGD) -> Setting:
-    """Read an experiment's settings; a :class:`FedalignError` says which assumption fails."""
+    """Translate the settings and the federation; a :class:`FedalignError` names the assumption that fails."""
     check_settings(settings, local)
     kind, loss, part = settings["model"]["kind"], settings["loss"], settings["participation"]
     steps = {local.steps_for(len(client.train)) for client in federation.clients}
     if len(steps) > 1:
         raise FedalignError(
-            f"every client must make the same number E of local steps, not {sorted(steps)}: set local.steps"
+            f"all clients must make the same number E of local steps, not {sorted(steps)}: set local.steps"
         )
     smallest = min(len(client.train) for client in federation.clients)
     batch = (
@@ -89,14 +91,14 @@ def setting_of(settings: Mapping[str, Any], federation: Federation, local: Local
     if batch is not None and not local.fresh and next(iter(steps)) > 1:
         raise FedalignError(
             "Assumption 3 (unbiased gradients) fails: the batches of a pass over the data depend on each other; "
-            "set local.fresh = true, or batch_size to the data's"
+            "set local.fresh = true, or batch_size to the number of samples"
         )
     if batch is not None and batch > smallest:
         raise FedalignError(f"batch_size {batch} is more than some client's {smallest} samples")
     outputs = settings["model"].get("outputs") or settings["model"]["classes"]
     pool = federation.pool
     if not pool.x.dtype.is_floating_point or np.any(np.asarray(pool.mean) != 0) or np.any(np.asarray(pool.std) != 1):
-        raise FedalignError("the theory reads features as they are, but these are normalised on the way to the model")
+        raise FedalignError("the theory needs features that are not normalised, but the data has a mean or std")
     objectives: list[Objective] = []
     bias = kind == "logistic"
     for client in federation.clients:
@@ -115,46 +117,46 @@ def setting_of(settings: Mapping[str, Any], federation: Federation, local: Local
 
 
 def check_rate(local: LocalSGD, c: Constants) -> None:
-    """Refuse a learning rate that isn't the theorem's."""
+    """Refuse a learning rate that differs from the one in the theorems."""
     rate = local.schedule
     same = isinstance(rate, InverseTime) and rate.numerator == 2.0
     if not (same and math.isclose(rate.mu, c.mu, rel_tol=1e-6) and math.isclose(rate.gamma, c.gamma, rel_tol=1e-6)):  # type: ignore[attr-defined]
         raise FedalignError(
-            f"the learning rate is not the theorems': they need η_t = 2/(μ(t+γ)) with μ = {c.mu:.6g} and γ = "
+            f"the learning rate is not that of the theorems: they need η_t = 2/(μ(t+γ)) with μ = {c.mu:.6g} and γ = "
             f'{c.gamma:.6g} (local.lr = {{schedule = "theory"}}), not {rate}'
         )
 
 
 def holds_for(rule: Rule | Alone) -> bool:
-    """Tell whether a rule decides before clients train, as the theorems' indicators do."""
+    """Tell whether a rule decides before clients train, as the theorems assume."""
     return isinstance(rule, Align | Everyone | PriorityOnly) and not rule.needs_updates
 
 
 @dataclass(frozen=True)
 class TheoryWatch:
-    """Adds F(w) with its regulariser, and the running ρ_T, to every round's record."""
+    """Adds F(w) with its regulariser, and ρ_T so far, to the record of every round."""
 
     setting: Setting
-    constants: Constants  #: of which μ, L, γ and Γ_k are used, which don't depend on where a run starts
+    constants: Constants  #: only μ, L, γ and Γ_k are used, which do not depend on the start of a run
 
     @classmethod
     def of(cls, setting: Setting) -> TheoryWatch:
-        """Make the watch."""
+        """Make a watch for a setting, with the constants of its federation."""
         return cls(setting, setting.constants(np.zeros(setting.problem.size)))
 
     @property
     def rate(self) -> InverseTime:
-        """η_t = 2/(μ(t + γ)) with the federation's own μ and γ."""
+        """The learning rate η_t = 2/(μ(t + γ)) with the constants of this federation."""
         return InverseTime(self.constants.mu, self.constants.gamma)
 
     def __call__(self, done: RoundDone, last: RoundRecord | None) -> RoundRecord:
-        """Look at a finished round."""
+        """Return the record of a finished round with ``objective`` and ``rho``; ``last`` is the previous record."""
         record, c, E = done.record, self.constants, self.setting.local_steps
         ahead = c.mu / (2 * c.L)  # ρ_T = 1/ahead · Σ bias / (T + γ − 2)
         T = (record.round + 1) * E
         total = last.rho * ahead * (T - E + c.gamma - 2) if last is not None and last.rho is not None else 0.0
         rho = (total + E * bias_of(record, c.gaps)) / ahead / (T + c.gamma - 2)
-        # Weights are those of the model that is served; where the run goes on from another, they don't tell its bias.
+        # The weights describe the served model. If training continues from another model, they do not give its bias.
         known = not record.base and (last is None or last.rho is not None)
         objective = self.setting.problem.value(self.setting.weights(done.model))
         return replace(record, objective=objective, rho=rho if known else None)
