@@ -67,7 +67,7 @@ def _read(path: Path, priority: Sequence[str] | None) -> ClientFile:
         raise FedalignError(f"{path} has no arrays x and y")
     if priority is None and "priority" not in arrays:
         raise FedalignError(
-            f"{path} doesn't say whether it is a priority client: add an array 'priority', or name the clients"
+            f"{path} does not say whether it is a priority client: add an array 'priority', or name the clients"
         )
     if priority is None and arrays["priority"].size != 1:
         raise FedalignError(f"{path}: the array 'priority' must be a single true or false")

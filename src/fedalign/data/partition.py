@@ -47,7 +47,7 @@ def shards(
         dealt = [permutation(len(cut), seed, Purpose.DATA, _DEAL, k)[:each] for k in range(clients)]
     else:
         dealt = list(permutation(len(cut), seed, Purpose.DATA, _DEAL)[: clients * each].reshape(clients, each))
-    return [np.concatenate([cut[shard] for shard in mine]) for mine in dealt]
+    return [np.concatenate([cut[shard] for shard in chosen]) for chosen in dealt]
 
 
 def largest_shard(class_sizes: Sequence[int], needed: int) -> int:
@@ -84,7 +84,7 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int = 0) -> list
             bounds = np.floor(np.cumsum(shares)[:-1] * len(rows) + 0.5).astype(np.int64)
             for k, part in enumerate(np.split(rows, bounds)):
                 parts[k].append(part)
-        joined = [np.concatenate(mine) for mine in parts]
+        joined = [np.concatenate(pieces) for pieces in parts]
         if min(len(part) for part in joined) >= 2:
             return joined
     raise FedalignError(

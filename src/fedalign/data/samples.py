@@ -105,10 +105,10 @@ def _first_not_finite(x: torch.Tensor) -> int | None:
 
 def check_alike(given: Tensors, first: Tensors, what: str, whose: str) -> None:
     """Refuse samples or labels whose type or shape differs from the first client's."""
-    for name, mine, theirs in (("samples", given[0], first[0]), ("labels", given[1], first[1])):
-        alike = mine.dtype == theirs.dtype or (mine.is_floating_point() and theirs.is_floating_point())
-        if mine.shape[1:] != theirs.shape[1:] or not alike:
-            raise FedalignError(f"{what}: {name} are {_kind(mine)}, but {whose} are {_kind(theirs)}; all need the same")
+    for name, found, wanted in (("samples", given[0], first[0]), ("labels", given[1], first[1])):
+        same_type = found.dtype == wanted.dtype or (found.is_floating_point() and wanted.is_floating_point())
+        if found.shape[1:] != wanted.shape[1:] or not same_type:
+            raise FedalignError(f"{what}: {name} are {_kind(found)}, but {whose} are {_kind(wanted)}; all must agree")
 
 
 def _kind(t: torch.Tensor) -> str:

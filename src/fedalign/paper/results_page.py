@@ -1,4 +1,4 @@
-"""``results.md``: every figure of the paper from our runs, and for every claim whether it holds."""
+"""Writes ``results.md``: the figures of the paper from our runs, and whether each claim holds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from fedalign.paper.verdicts import judge, rounds_to_priority
 from fedalign.report.plot_style import save
 
 _HOW = """Written by `fedalign paper --from {source} --page {page}` from the summaries in
-`{source}`, which `fedalign paper` leaves of its runs. Final figures are test accuracies in % of the priority
-clients, means of the last 10 rounds, ± the standard deviation over seeds. `fedalign` matches on held-out data,
-`fedalign-train` on training data as the paper does. A claim that one arm is above another counts as reproduced if its
-mean is at least one point higher and it is higher in four of five seeds; "depends on the seed": the mean is, but fewer
-seeds are. "Rounds to `priority`" is the mean number of rounds until the test accuracy, averaged over five rounds,
-reaches the final accuracy of `priority` in the same seed; in brackets, in how many seeds it did.
+`{source}`, which `fedalign paper` writes after its runs.
+
+Final figures are test accuracies of the priority clients in %: means of the last 10 rounds, ± the standard deviation
+over seeds. `fedalign` matches on held-out data, `fedalign-train` on training data as the paper does.
+
+The claim that one arm is above another is "reproduced" if its mean is at least one point higher and it is higher in
+four of five seeds. It "depends on the seed" if the mean is a point higher, but fewer seeds are.
+
+"Rounds to `priority`" is the mean number of rounds until the test accuracy, averaged over five rounds, reaches the
+final accuracy of `priority` in the same seed. The number of seeds that reach it is in brackets.
 """
 
 
@@ -26,13 +30,20 @@ _WORDS = ("reproduced", "depends on the seed", "not reproduced", "not measured")
 
 
 def write_page(results: Mapping[str, Mapping[str, Any]], source: Path, page: Path) -> list[Path]:
-    """Write the page and its pictures beside it; give the files."""
+    """Write the page, and its pictures to ``img`` beside it; return the paths of all files.
+
+    ``results`` are compact summaries by experiment, ``source`` is the folder that they were read from.
+    """
     known = [name for figure in FIGURES.values() for name in figure.experiments]
     if not any(name in results for name in known):
         raise FedalignError(f"{source} has no results of the paper's experiments ({', '.join(known)})")
     pictures = page.parent / "img"
     pictures.mkdir(parents=True, exist_ok=True)
-    parts = ["# The paper's experiments, and what holds\n", _HOW.format(source=source, page=page), _claims(results)]
+    parts = [
+        "# The paper's experiments, and which claims hold\n",
+        _HOW.format(source=source, page=page),
+        _claims(results),
+    ]
     files = [page]
     for figure in FIGURES.values():
         there = [name for name in figure.experiments if name in results]
@@ -57,12 +68,12 @@ def _claims(results: Mapping[str, Mapping[str, Any]]) -> str:
     judged = [line.split("|")[4] for line in lines[3:] if "not run yet" not in line]
     counted = {word: sum(cell.strip(" *").startswith(word) for cell in judged) for word in _WORDS}
     in_short = ", ".join(f"{count} {word}" for word, count in counted.items())
-    lines.insert(1, f"With held-out matching, of {len(judged)} claims about an experiment: {in_short}.\n")
+    lines.insert(1, f"With held-out matching, of {len(judged)} claims about single experiments: {in_short}.\n")
     return "\n".join([*lines, ""])
 
 
 def _judged(claim: Claim, name: str, results: Mapping[str, Any] | None) -> str:
-    """Give the cells of a claim about one experiment, from the experiment's name on."""
+    """Return the cells of a claim about one experiment, starting with the name of the experiment."""
     if results is None:
         return f"`{name}` | – | not run yet | | `fedalign run {name}`"
     held = judge(claim.comparison, results)
@@ -104,6 +115,6 @@ def _table(name: str, results: Mapping[str, Any]) -> list[str]:
 
 
 def _machines(results: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = ["## Where it ran\n", "| experiment | device | seconds, all arms and seeds |", "|---|---|---|"]
+    lines = ["## Devices and times\n", "| experiment | device | seconds, all arms and seeds |", "|---|---|---|"]
     lines += [f"| `{name}` | {r['device']} | {r['seconds']:.0f} |" for name, r in sorted(results.items())]
     return "\n".join([*lines, ""])

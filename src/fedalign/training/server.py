@@ -1,8 +1,8 @@
-"""What the server does with the round's mean: take it (FedAvg), or step towards it as an optimiser would.
+"""Server optimisers: how the server moves the model towards the aggregate of a round. FedAvg takes the aggregate.
 
-Reddi et al., "Adaptive Federated Optimization" (2021, arXiv:2003.00295): the difference ``Δ = mean − w`` is treated as
-a gradient. FedAvgM is Hsu, Qi and Brown (2019, arXiv:1909.06335). Models are anything with arithmetic, as in the
-protocol.
+The difference ``Δ = mean − w`` is treated as a gradient (Reddi et al., "Adaptive Federated Optimization", 2021,
+arXiv:2003.00295). FedAvgM is from Hsu, Qi and Brown (2019, arXiv:1909.06335). As in the protocol, a model is any object
+with arithmetic.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Model = Any
 
 
 class ServerOptimizer(abc.ABC):
-    """A server's step. ``memory`` is what it keeps from round to round: nothing before its first step."""
+    """A server optimiser. ``memory`` holds its state between rounds, and is empty before the first step."""
 
     @abc.abstractmethod
     def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
-        """Give the new model and the new memory."""
+        """Return the new model and the new memory; ``mean`` is the aggregate of the round."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A model, and what the server's optimiser keeps for it."""
+    """A model together with the state that the server optimiser keeps for it."""
 
     model: Model
     memory: tuple[Model, ...] = ()
 
     def step(self, mean: Model, server: ServerOptimizer | None) -> Branch:
-        """Move to a round's mean (FedAvg), or towards it."""
+        """Return the branch after a round: at the aggregate ``mean``, or one step of the optimiser towards it."""
         return Branch(mean) if server is None else Branch(*server.step(self.model, mean, self.memory))
 
 
@@ -62,7 +62,7 @@ class FedAvgM(ServerOptimizer):
         _check(lr=self.lr, momentum=self.momentum)
 
     def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
-        """Move."""
+        """Add Δ to the momentum and move along it."""
         speed = mean - model
         if memory:
             speed = memory[0] * self.momentum + speed
@@ -71,7 +71,7 @@ class FedAvgM(ServerOptimizer):
 
 @dataclass(frozen=True)
 class FedAdam(ServerOptimizer):
-    """``m ← β₁m + (1−β₁)Δ``, ``v ← β₂v + (1−β₂)Δ²``, ``w ← w + lr·m/(√v + τ)``; v begins at τ², as in the paper.
+    """``m ← β₁m + (1−β₁)Δ``, ``v ← β₂v + (1−β₂)Δ²``, ``w ← w + lr·m/(√v + τ)``; v starts at τ², as in the paper.
 
     With β₁ = β₂ = 0 and τ = lr far above every |Δ| it is FedAvg.
     """
@@ -85,7 +85,7 @@ class FedAdam(ServerOptimizer):
         _check(lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
 
     def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
-        """Move."""
+        """Update both moments with Δ and move along their ratio."""
         difference = mean - model
         square = difference * difference
         m, v = memory or (difference * 0.0, square * 0.0 + self.tau**2)
@@ -99,7 +99,7 @@ class FedAdam(ServerOptimizer):
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """FedAdam with ``v ← v − (1−β₂)Δ²·sign(v − Δ²)``: v changes by what came in, not by how large it was."""
+    """FedAdam with ``v ← v − (1−β₂)Δ²·sign(v − Δ²)``, so that the change of v depends on Δ² and not on v."""
 
     def _second(self, v: Model, square: Model) -> Model:
         sign = (v > square) * 1.0 - (v < square) * 1.0
@@ -108,13 +108,13 @@ class FedYogi(FedAdam):
 
 @dataclass(frozen=True)
 class Partial(ServerOptimizer):
-    """Steps the first ``size`` numbers of flat models and takes the mean of the rest: BatchNorm's statistics."""
+    """Steps the first ``size`` numbers of a flat model; BatchNorm statistics, the rest, are averaged."""
 
     optimizer: ServerOptimizer
     size: int
 
     def step(self, model: Model, mean: Model, memory: Sequence[Model]) -> tuple[Model, tuple[Model, ...]]:
-        """Move the trainable part. Memory has the model's length, so that it can be stored beside it."""
+        """Step the trainable part; the memory is padded to the length of the model, to be stored beside it."""
         short = [one[: self.size] for one in memory]
         moved, kept = self.optimizer.step(model[: self.size], mean[: self.size], short)
         new = mean * 1.0
