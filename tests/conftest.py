@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import fedalign as fa
 from fedalign.cli import main
 from fedalign.experiments.store import RunStore
-from fedalign.report import plots
+from fedalign.report import plot_style
 
 settings.register_profile("fedalign", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("fedalign")
@@ -82,7 +82,7 @@ def _blank_pictures(request, monkeypatch):
     if request.node.get_closest_marker("pictures") is None:
         import matplotlib.pyplot as plt
 
-        monkeypatch.setattr(plots, "save", save)
+        monkeypatch.setattr(plot_style, "save", save)
 
 
 @contextlib.contextmanager

@@ -58,7 +58,17 @@ def refused(capsys, *arguments, writes_nothing=True):
 def test_list(capsys):
     assert cli.main(["list"]) == 0
     out = capsys.readouterr().out
-    for word in ("synth-low", "synth-medium", "synth-high", "priority", "all", "local", "fedalign", "synth", "at hand"):
+    for word in (
+        "synth-low",
+        "synth-medium",
+        "synth-high",
+        "priority",
+        "all",
+        "local",
+        "fedalign",
+        "synth",
+        "nothing to download",
+    ):
         assert word in out
 
 

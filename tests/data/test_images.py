@@ -16,8 +16,9 @@ import pytest
 import requests
 
 from fedalign.cli import main
-from fedalign.data import catalogue, download, images, sources
-from fedalign.data.sources import Remote, Splits, read_idx_folder
+from fedalign.data import catalogue, download, image_sets, images
+from fedalign.data.idx import read_idx_folder
+from fedalign.data.source import Remote, Splits, check_splits
 from fedalign.errors import FedalignError
 
 pytestmark = pytest.mark.pictures
@@ -54,8 +55,8 @@ def data(tmp_path, monkeypatch):
 
 def install(monkeypatch, name, kind, **changes):
     """Put a tiny data set in the place of a real one."""
-    source = dataclasses.replace(sources.SOURCES[name], **changes)
-    monkeypatch.setitem(sources.SOURCES, name, source)
+    source = dataclasses.replace(image_sets.SOURCES[name], **changes)
+    monkeypatch.setitem(image_sets.SOURCES, name, source)
     monkeypatch.setitem(catalogue.DATASETS, name, catalogue.Downloadable(source))
     monkeypatch.setattr(kind, "source", source)
     return source
@@ -91,7 +92,7 @@ def test_an_experiment_on_images(fmnist, tmp_path, capsys):
     clients = (tmp_path / "out" / "local" / "seed-0" / "clients.json").read_text()
     assert clients.count("test_accuracy") == 6
     assert run("list") == 0
-    assert "at hand" in capsys.readouterr().out
+    assert "available in" in capsys.readouterr().out
     assert run("data", "check", "fmnist") == 0
 
 
@@ -104,7 +105,7 @@ def test_the_content_counts_not_the_packing(fmnist, form):
             path.with_suffix("").write_bytes(content)
         else:
             path.write_bytes(gzip.compress(content, compresslevel=1, mtime=12345))
-    assert len(sources.SOURCES["fmnist"].load().y) == 240
+    assert len(image_sets.SOURCES["fmnist"].load().y) == 240
 
 
 def spoil(path, how, folder):
@@ -133,11 +134,11 @@ def spoil(path, how, folder):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("cut off", "is damaged or cut off"),
+        ("cut off", "is damaged or incomplete"),
         ("empty", "is not an idx file"),
         ("flipped bit", "does not hold the official content of Fashion-MNIST"),
         ("damaged packing", "damaged|official content|not an idx file"),
-        ("too short inside", "says it holds 240 × 28 × 28 bytes"),
+        ("too short inside", "must hold 240 × 28 × 28 bytes"),
         ("not idx", "is not an idx file"),
         ("swapped", "holds labels, not images: were the files swapped"),
         ("missing", "fedalign data get fmnist"),
@@ -167,7 +168,7 @@ def test_labels_and_images_of_unlike_number(fmnist, capsys):
     contents = tiny_idx(train=20)
     (fmnist / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(contents["train-labels-idx1-ubyte"]))
     with pytest.raises(FedalignError, match="official content"):
-        sources.SOURCES["fmnist"].load()
+        image_sets.SOURCES["fmnist"].load()
     with pytest.raises(FedalignError, match="240 training images and 200 labels"):
         images.Idx(folder=str(fmnist), clients=2, shards=1).federation(0)
 
@@ -204,7 +205,7 @@ def test_emnist_in_its_archive_and_upright(data, monkeypatch):
         for name, content in contents.items():
             name = f"gzip/emnist-balanced-{name.replace('t10k', 'test')}.gz"
             archive.writestr(name, gzip.compress(content))
-    zipped = sources.SOURCES["emnist"].load()
+    zipped = image_sets.SOURCES["emnist"].load()
     raw = np.frombuffer(contents[NAMES[0]], np.uint8, offset=16).reshape(-1, 28, 28)
     assert np.array_equal(zipped.x, raw)
     settings = images.Emnist(clients=4, shards=3)
@@ -213,11 +214,11 @@ def test_emnist_in_its_archive_and_upright(data, monkeypatch):
     damaged = (folder / "gzip.zip").read_bytes()
     (folder / "gzip.zip").write_bytes(damaged[:-200])
     with pytest.raises(FedalignError, match=r"gzip\.zip is damaged"):
-        sources.SOURCES["emnist"].load()
+        image_sets.SOURCES["emnist"].load()
     (folder / "gzip.zip").unlink()
     for name, content in contents.items():
         (folder / f"emnist-balanced-{name.replace('t10k', 'test')}.gz").write_bytes(gzip.compress(content))
-    assert np.array_equal(sources.SOURCES["emnist"].load().x, zipped.x)
+    assert np.array_equal(image_sets.SOURCES["emnist"].load().x, zipped.x)
 
 
 def cifar_records(each=8):
@@ -276,7 +277,7 @@ def test_cifar10_in_all_its_forms(cifar, form):
         target.mkdir(exist_ok=True)
         for name, content in contents.items():
             (target / name).write_bytes(content)
-    loaded = sources.SOURCES["cifar10"].load()
+    loaded = image_sets.SOURCES["cifar10"].load()
     assert np.array_equal(loaded.y[:80], records["data_batch_1"][0])
     assert np.array_equal(loaded.x_test.reshape(80, -1), records["test_batch"][1])
 
@@ -290,9 +291,9 @@ class Evil:
     ("name", "content", "message"),
     [
         ("data_batch_2.bin", lambda r: binary(*r["data_batch_2"])[:-5], "not a whole number of 3073-byte records"),
-        ("data_batch_2.bin", lambda r: binary(*r["data_batch_3"]), "official content of data_batch_2"),
+        ("data_batch_2.bin", lambda r: binary(*r["data_batch_3"]), "data_batch_2.bin does not hold the official content of CIFAR-10"),
         ("test_batch.bin", lambda r: b"", "not a whole number"),
-        ("data_batch_1", lambda r: pickle.dumps(Evil()), "it names builtins.print"),
+        ("data_batch_1", lambda r: pickle.dumps(Evil()), "it refers to builtins.print"),
         ("data_batch_1", lambda r: pickled(*r["data_batch_1"])[:-50], "is not a CIFAR-10 batch"),
         ("data_batch_1", lambda r: pickle.dumps([1, 2]), "is not a CIFAR-10 batch"),
     ],
@@ -373,10 +374,10 @@ def test_download_from_a_mirror(remote, capsys):
     assert not Server.asked
 
 
-def test_a_broken_download_goes_on(remote, capsys):
+def test_a_broken_download_is_resumed(remote, capsys):
     Server.limit = 40_000
     assert run("data", "get", "fmnist") == 2
-    assert "goes on with the same command" in capsys.readouterr().err
+    assert "run the same command again to resume" in capsys.readouterr().err
     (part,) = remote.place().glob("*.part")
     had = part.stat().st_size
     assert had > 0
@@ -388,11 +389,11 @@ def test_a_broken_download_goes_on(remote, capsys):
     assert not list(remote.place().glob("*.part"))
 
 
-def test_wrong_content_is_thrown_away(remote, capsys):
+def test_a_download_with_a_wrong_checksum_is_deleted(remote, capsys):
     name = next(iter(Server.contents))
     Server.contents[name] = b"something else"
     assert run("data", "get", "fmnist") == 2
-    assert "not what it should be" in capsys.readouterr().err
+    assert "its checksum is wrong" in capsys.readouterr().err
     assert not (remote.place() / name).exists()
     assert not list(remote.place().glob("*.part"))
 
@@ -428,11 +429,11 @@ def test_a_full_disk_leaves_nothing_behind(remote, capsys, monkeypatch):
     assert not list(remote.place().iterdir())
 
 
-def test_a_folder_that_cannot_be_made(remote, data, capsys):
+def test_a_folder_that_cannot_be_created(remote, data, capsys):
     data.parent.mkdir(parents=True, exist_ok=True)
     data.write_text("a file where the folder should be")
     assert run("data", "get", "fmnist") == 2
-    assert "FEDALIGN_DATA names another" in capsys.readouterr().err
+    assert "set FEDALIGN_DATA to another" in capsys.readouterr().err
 
 
 def test_settings_are_checked():
@@ -451,6 +452,6 @@ def test_settings_are_checked():
 def test_splits_that_do_not_match():
     x, y = np.zeros((3, 2, 2), np.uint8), np.array([0, 1, 2], np.uint8)
     with pytest.raises(FedalignError, match="label 2, but there are 2 classes"):
-        sources.check_splits(Splits(x, y, x, y), 2, images.Path("here"))
+        check_splits(Splits(x, y, x, y), 2, images.Path("here"))
     with pytest.raises(FedalignError, match="test images"):
-        sources.check_splits(Splits(x, y, x[:, :1], y), 3, images.Path("here"))
+        check_splits(Splits(x, y, x[:, :1], y), 3, images.Path("here"))

@@ -37,7 +37,7 @@ def test_a_figure_from_runs(figure_two, capsys):
     # What is done is not done again, and the page is the same from the summaries alone.
     before = (figure_two / "synth-low" / "summary.json").stat().st_mtime_ns
     assert run("paper", "--figures", "2", "--rounds", 4, "--seeds", 2, "--out", figure_two) == 0
-    assert "done already" in capsys.readouterr().out
+    assert "finished before" in capsys.readouterr().out
     assert (figure_two / "synth-low" / "summary.json").stat().st_mtime_ns == before
     assert run("paper", "--from", figure_two / "summaries", "--page", figure_two / "again.md", "--quiet") == 0
     assert (figure_two / "again.md").read_text() == page.replace("results.md", "again.md")

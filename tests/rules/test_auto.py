@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import blobs
+from fedalign.protocol.federated import federated
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fedalign as fa
-from fedalign.protocol.federated import federated
 from fedalign.protocol.messages import Combine, Combined, Compare, Declined, Evaluate, RoundDone, Train, Update
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import RoundRecord
 from fedalign.protocol.roster import Roster
-from fedalign.report import choices
 from fedalign.rules.align import AutoAlign
 from fedalign.rules.rule import Broadcast, Measure, Similarity
 from fedalign.training.participation import Full, Participation, Presence
@@ -259,17 +258,6 @@ def test_records_keep_what_was_tried():
     # A first version went back and let free clients rest.
     old = record.to_json().replace('"behind":false', '"rest":3,"setbacks":1')
     assert RoundRecord.from_json(old) == record
-
-
-def test_pictures_of_choices():
-    result, _ = play(AutoAlign(), rounds=3)
-    assert choices.chosen({0: result.history}, "ε") is not None
-    assert choices.losses({0: result.history}, "losses") is not None
-    # A loss of exactly 0 has no place on the axis, and mustn't break the report.
-    perfect, _ = play(AutoAlign(), judge=lambda model: max(0.0, model - 6.5), rounds=3)
-    assert any(t.loss == 0 for r in perfect.history.rounds for t in r.tried)
-    choices.losses({0: perfect.history, 1: result.history}, "losses")
-    assert choices.losses({0: play(fa.Align(0.4))[0].history}, "losses") is None
 
 
 def federation():

@@ -71,7 +71,7 @@ def test_from_python():
 
 def test_bad_input(monkeypatch, capsys):
     assert main(["run", "synth-medium", "--workers", "2"]) == 2
-    assert "--workers goes with --on ray" in capsys.readouterr().err
+    assert "--workers needs --on ray" in capsys.readouterr().err
     assert main(["run", "synth-medium", "--on", "ray", "--workers", "0"]) == 2
     assert "workers must be at least 1" in capsys.readouterr().err
     assert main(["run", "synth-medium", "--on", "ray", "--device", "cuda"]) == 2

@@ -326,7 +326,7 @@ def test_a_resumed_run_has_the_same_theta_and_rho(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (["--set", "local.lr=0.05"], "the learning rate is not the theorems'"),
+        (["--set", "local.lr=0.05"], "the learning rate is not that of the theorems"),
         (["--set", 'local.lr={schedule="inverse-time", mu=0.5, gamma=16.0}'], "γ = 32"),
         (["--set", "local.lr=0.05", "--set", "local.momentum=0.5"], "plain SGD"),
         (["--set", "local.lr=0.05", "--set", "local.fresh=false"], "Assumption 3"),

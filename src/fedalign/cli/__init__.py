@@ -1,6 +1,6 @@
-"""The ``fedalign`` command, a module for each of its words; ``command_line`` puts them together.
+"""The ``fedalign`` command: a module for each subcommand, assembled in ``command_line``.
 
-Heavy imports are inside functions, so that a misspelt command is answered at once.
+Heavy imports are inside functions, so that ``--help`` and misspelt commands are answered at once.
 """
 
 from fedalign.cli.command_line import main

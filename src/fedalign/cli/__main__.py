@@ -1,4 +1,4 @@
-"""``python -m fedalign.cli``: the same as the command ``fedalign``."""
+"""Lets ``python -m fedalign.cli`` do the same as the command ``fedalign``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""``fedalign flower``: create a Flower app, keep its roster, run a node."""
+"""``fedalign flower``: create a Flower app, edit its roster, and run a node."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ if TYPE_CHECKING:
 
 
 def add(commands: Subcommands) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser("flower", help="a real federation: create a Flower app, keep its roster, run a node")
+    """Add ``flower`` to the subcommands of ``fedalign``."""
+    command = commands.add_parser(
+        "flower", help="deploy a real federation: create a Flower app, edit its roster, run a node"
+    )
     actions = command.add_subparsers(required=True, metavar="ACTION", parser_class=Parser)
     action = actions.add_parser("new", help="create a Flower app with a working example")
-    action.add_argument("folder", type=Path, metavar="DIR")
+    action.add_argument("folder", type=Path, metavar="DIR", help="the folder to create")
     action.set_defaults(command=_flower_new)
-    # Nothing here is an option of ours, `--help` neither: all words are flower-supernode's.
-    action = actions.add_parser(
-        "node", help="flower-supernode, with a quick start for every message", prefix_chars="\0"
-    )
+    # All arguments go to flower-supernode, even `--help`; with this prefix argparse sees no options.
+    action = actions.add_parser("node", help="run flower-supernode with fast client start-up", prefix_chars="\0")
     action.add_argument("arguments", nargs="*", metavar="…")
     action.set_defaults(command=_flower_node)
-    roster = actions.add_parser("roster", help="who is who, by their keys")
+    roster = actions.add_parser("roster", help="list the clients and their roles, by public key")
     steps = roster.add_subparsers(required=True, metavar="add|show", parser_class=Parser)
-    for name, what in (("add", "add a client, or change it"), ("show", "list the clients")):
+    for name, what in (("add", "add or change a client"), ("show", "list the clients")):
         step = steps.add_parser(name, help=what)
         if name == "add":
-            step.add_argument("key", type=Path, metavar="KEY.pub", help="the node's public key")
-            step.add_argument("--name", help="the client's name (default: the key file's)")
-            step.add_argument("--priority", action="store_true", help="a priority client")
-            step.add_argument("--samples", type=int, metavar="N", help="count at most so many of its samples")
+            step.add_argument("key", type=Path, metavar="KEY.pub", help="the public key of the client's node")
+            step.add_argument("--name", help="the client's name (default: the name of the key file)")
+            step.add_argument("--priority", action="store_true", help="make it a priority client")
+            step.add_argument("--samples", type=int, metavar="N", help="count at most N of its samples")
         step.add_argument(
-            "--roster", type=Path, default=Path("roster.toml"), metavar="FILE", help="default: roster.toml"
+            "--roster",
+            type=Path,
+            default=Path("roster.toml"),
+            metavar="FILE",
+            help="the roster file (default: roster.toml)",
         )
         step.set_defaults(command=_flower_roster, add=name == "add")
 
@@ -50,7 +54,7 @@ def _flower_new(options: argparse.Namespace) -> int:
     console = Console(highlight=False)
     for path in create(options.folder):
         console.print(f"  {escape(str(path))}", soft_wrap=True)
-    console.print(f"Next: change the functions in {escape(str(options.folder))}'s task.py, then see docs/deploy.md.")
+    console.print(f"Next: edit the functions in task.py in {escape(str(options.folder))}, then follow docs/deploy.md.")
     return 0
 
 

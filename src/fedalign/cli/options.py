@@ -1,4 +1,4 @@
-"""What several commands take: the options of runs, and settings as KEY=VALUE."""
+"""Options that several commands share, and the reading of KEY=VALUE settings."""
 
 from __future__ import annotations
 
@@ -16,32 +16,38 @@ BAD_INPUT, DIVERGED, INTERRUPTED = 2, 3, 130  #: exit codes
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are ours: one sentence, exit code 2."""
+    """An argument parser that reports errors as one sentence, with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line."""
+        """Raise a :class:`FedalignError` in place of argparse's usage text and exit."""
         raise FedalignError(f"{message} (see {self.prog} --help)")
 
 
 def add_run_options(command: argparse.ArgumentParser) -> None:
-    """Add what every command that runs experiments takes."""
-    command.add_argument("--seeds", type=int, metavar="N", help="how many seeds, counted from 0")
-    command.add_argument("--rounds", type=int, metavar="N", help="how many communication rounds")
-    command.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: auto)")
+    """Add the options of all commands that run experiments."""
+    command.add_argument("--seeds", type=int, metavar="N", help="number of seeds, counted from 0")
+    command.add_argument("--rounds", type=int, metavar="N", help="number of communication rounds")
+    command.add_argument("--device", metavar="auto|cpu|cuda", help="the device to train on (default: auto)")
     command.add_argument(
-        "--tf32", action="store_true", default=None, help="let a GPU multiply in TF32: faster, rounded to 10 bits"
+        "--tf32", action="store_true", default=None, help="let a GPU multiply in TF32: faster, with 10-bit mantissas"
     )
     command.add_argument(
-        "--on", choices=("here", "ray"), default="here", help="ray: spread the runs over Ray's GPUs or machines"
+        "--on",
+        choices=("here", "ray"),
+        default="here",
+        help="here: in this process; ray: distribute the runs over GPUs or machines with Ray",
     )
     command.add_argument(
-        "--workers", type=int, metavar="N", help="with --on ray: how many (default: one a GPU, or one a machine)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="with --on ray: number of workers (default: one per GPU, or one per machine)",
     )
-    command.add_argument("--quiet", action="store_true", help="no progress and no table: only where the output is")
+    command.add_argument("--quiet", action="store_true", help="show no progress and no tables, only the output folder")
 
 
 def overrides_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Collect the settings that a command line changes."""
+    """Return the settings that the options of a command change, by name."""
     found: dict[str, Any] = {}
     found |= dict(setting(pair) for pair in options.set)
     if options.arms is not None:
@@ -53,7 +59,11 @@ def overrides_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def setting(pair: str) -> tuple[str, Any]:
-    """Read KEY=VALUE."""
+    """Split KEY=VALUE and read the value as TOML does, or as text if it is not TOML.
+
+    >>> setting("local.lr=0.05"), setting("match=loss")
+    (('local.lr', 0.05), ('match', 'loss'))
+    """
     key, equals, text = pair.partition("=")
     if not equals or not key.strip():
         raise FedalignError(f"--set takes KEY=VALUE, as in --set local.lr=0.05, not {pair!r}")
@@ -61,7 +71,7 @@ def setting(pair: str) -> tuple[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """Read a value as TOML does; what isn't TOML is a text, so that quotes aren't needed in the shell."""
+    """Read a value as TOML, or else as text: so text needs no quotes in the shell."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

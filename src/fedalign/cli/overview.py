@@ -1,4 +1,4 @@
-"""``fedalign list`` and ``fedalign bench``: what there is, and how fast it is here."""
+"""``fedalign list`` and ``fedalign bench``: what can be run, and how fast it runs on this machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ def add(commands: Subcommands) -> None:
     command = commands.add_parser("list", help="experiments, arms, data sets and all other names of settings")
     command.set_defaults(command=_list)
 
-    command = commands.add_parser("bench", help="batched engine against the reference loop, in some minutes")
+    command = commands.add_parser(
+        "bench", help="compare the speed of the batched engine and the reference engine, in a few minutes"
+    )
     command.add_argument("cases", nargs="*", metavar="CASE", help="logistic, network, cnn, synth-medium (default: all)")
-    command.add_argument("--repeats", type=int, default=3, metavar="N", help="the best of N counts (default: 3)")
+    command.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="repeat N times and take the best (default: 3)"
+    )
     command.set_defaults(command=_bench)
 
 

@@ -1,4 +1,4 @@
-"""``fedalign paper``: the paper's figures, and which of its claims hold."""
+"""``fedalign paper``: reproduce the figures of the paper, and check its claims."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from fedalign.cli.notices import printed_notes
 from fedalign.cli.options import add_run_options
 from fedalign.cli.run import simulate
-from fedalign.cli.speech import notes_said
 from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 
 def add(commands: Subcommands) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser("paper", help="the paper's figures, and which of its claims hold")
+    """Add ``paper`` to the subcommands of ``fedalign``."""
+    command = commands.add_parser("paper", help="reproduce the figures of the paper, and check its claims")
     command.add_argument("--figures", metavar="1,2", help="which figures (default: all)")
-    command.add_argument("--out", type=Path, default=Path("runs/paper"), metavar="DIR", help="default: runs/paper")
-    command.add_argument("--from", dest="source", type=Path, metavar="DIR", help="run nothing: use these summaries")
-    command.add_argument("--page", type=Path, metavar="FILE.md", help="the page (default: results.md in --out)")
-    command.add_argument("--emnist", metavar="FOLDER", help="idx files to use in place of EMNIST's own")
+    command.add_argument(
+        "--out", type=Path, default=Path("runs/paper"), metavar="DIR", help="the output folder (default: runs/paper)"
+    )
+    command.add_argument(
+        "--from", dest="source", type=Path, metavar="DIR", help="use the summaries in DIR and run nothing"
+    )
+    command.add_argument("--page", type=Path, metavar="FILE.md", help="the results page (default: results.md in --out)")
+    command.add_argument("--emnist", metavar="FOLDER", help="use the idx files in FOLDER in place of EMNIST")
     add_run_options(command)
     command.set_defaults(command=_paper)
 
@@ -44,14 +48,14 @@ def _paper(options: argparse.Namespace) -> int:
         overrides = {name: getattr(options, name) for name in ("seeds", "rounds", "device", "tf32")}
         overrides = {name: value for name, value in overrides.items() if value is not None}
         todo = jobs(numbers, options.out, overrides, options.emnist)
-        with notes_said():
+        with printed_notes():
             for job in todo:
                 if not job.done:
-                    job.experiment.federation(0)  # is the data there? Better said now than after hours
+                    job.experiment.federation(0)  # missing data must be reported now, not after hours
         for place, job in enumerate(todo, start=1):
             console.print(f"[bold]{place} of {len(todo)}[/]", end=" ")
             if job.done:
-                console.print(f"{job.experiment.name}: done already, in {escape(str(job.folder))}")
+                console.print(f"{job.experiment.name}: finished before, in {escape(str(job.folder))}")
             else:
                 started = (job.folder / "config.toml").is_file()
                 simulate(job.experiment, job.folder, console, options, resume=started)

@@ -1,4 +1,4 @@
-"""Live progress of an experiment: one bar for the rounds, and a line per arm."""
+"""Live progress of an experiment: a bar for the rounds, and a line for each arm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedalign.protocol.records import RoundRecord, mean_or_none
 
 
 class ExperimentProgress:
-    """Shows rounds done, time left and, for each arm, the last round's means over seeds."""
+    """Shows the finished rounds, the time left and, for each arm, the means of its last round over seeds."""
 
     def __init__(self, console: Console, arms: Sequence[str], rounds: int) -> None:
         self._bar = Progress(
@@ -53,10 +53,10 @@ class ExperimentProgress:
         self._bar.update(self._task, completed=round)
 
     def update(self, arm: str, seed: int, record: RoundRecord) -> None:
-        """Show a finished round."""
+        """Show the record of a round that has finished."""
         self._latest[arm][seed] = record
-        behind = min(r.round for records in self._latest.values() for r in records.values())
-        self._bar.update(self._task, completed=behind + 1)
+        slowest = min(r.round for records in self._latest.values() for r in records.values())
+        self._bar.update(self._task, completed=slowest + 1)
         self._live.update(self._picture())
 
     def _picture(self) -> Group:

@@ -1,4 +1,4 @@
-"""``fedalign report``: plots, table and page of finished runs."""
+"""``fedalign report``: write the plots, tables and HTML page of finished runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 
 def add(commands: Subcommands) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser("report", help="plots, table and page of finished runs")
-    command.add_argument("folders", nargs="+", type=Path, metavar="DIR")
-    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: the run's own folder)")
+    """Add ``report`` to the subcommands of ``fedalign``."""
+    command = commands.add_parser("report", help="write the plots, tables and HTML page of finished runs")
+    command.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="output folders of runs")
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the output folder (default: that of the run, or report/ for several runs)",
+    )
     command.set_defaults(command=_report)
 
 

@@ -1,4 +1,4 @@
-"""``fedalign run``: an experiment with its progress, its table and its report."""
+"""``fedalign run``: run an experiment, show its progress, and write its report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from fedalign.cli.notices import error_console, printed_notes
 from fedalign.cli.options import DIVERGED, add_run_options, overrides_of
-from fedalign.cli.speech import errors, notes_said
 from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 
 def add(commands: Subcommands) -> None:
-    """Add the command to the parser."""
+    """Add ``run`` to the subcommands of ``fedalign``."""
     command = commands.add_parser("run", help="run an experiment")
-    command.add_argument("experiment", metavar="NAME|FILE.toml", help="an experiment's name, or a file of your own")
-    command.add_argument("--arms", metavar="A,B", help="which arms to compare")
+    command.add_argument(
+        "experiment", metavar="NAME|FILE.toml", help="the name of an experiment (see fedalign list), or your own file"
+    )
+    command.add_argument("--arms", metavar="A,B", help="the arms to compare")
     add_run_options(command)
     command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/NAME)")
     command.add_argument(
@@ -33,22 +35,22 @@ def add(commands: Subcommands) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any setting, as local.lr=0.05; repeatable",
+        help="change a setting, as in --set local.lr=0.05; repeatable",
     )
-    command.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    command.add_argument("--resume", action="store_true", help="continue an interrupted run")
     command.set_defaults(command=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     from fedalign.experiments.config import load
     from fedalign.experiments.runner import free_folder, latest_folder
-    from fedalign.report import theory_plots as theory
     from fedalign.report.page import write_report
     from fedalign.report.read_runs import read_run
     from fedalign.report.table import incentive_table, terminal_table
+    from fedalign.report.theory_table import theory_table
 
     if options.workers is not None and options.on != "ray":
-        raise FedalignError("--workers goes with --on ray")
+        raise FedalignError("--workers needs --on ray")
     console = Console(quiet=options.quiet, highlight=False)
     experiment = load(options.experiment, overrides_of(options))
     folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
@@ -57,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     if (gains := incentive_table(outcome.summary)) is not None:
         console.print(gains)
     if "theory" in outcome.summary:
-        console.print(theory.table(outcome.summary["theory"]))
+        console.print(theory_table(outcome.summary["theory"]))
     report = write_report([read_run(folder)], folder)
     for path in [folder / "summary.json", report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
         console.print(f"  {escape(str(path))}", soft_wrap=True)
@@ -69,12 +71,15 @@ def _run(options: argparse.Namespace) -> int:
 def simulate(
     experiment: Experiment, folder: Path, console: Console, options: argparse.Namespace, *, resume: bool
 ) -> Outcome:
-    """Check an experiment, say what is about to happen, run it with progress, and say which runs diverged."""
+    """Check an experiment, announce it, run it with progress, and report the runs that diverged.
+
+    ``options`` are those of :func:`add_run_options`; the output goes to ``folder``.
+    """
     from fedalign.cli.progress import ExperimentProgress
     from fedalign.experiments.runner import execute, prepare
 
     progress = None if options.quiet else ExperimentProgress(console, experiment.arms, experiment.rounds)
-    with notes_said() as notes:
+    with printed_notes() as notes:
         prepared = prepare(
             experiment,
             folder,
@@ -86,13 +91,14 @@ def simulate(
         )
         notes += prepared.notes
     console.print(
-        f"[bold]{escape(experiment.name)}[/]: {len(experiment.arms)} arms × {len(experiment.seeds)} seeds, "
-        f"{experiment.rounds} rounds, on {prepared.device}; output in {escape(str(folder))}"
+        f"[bold]{escape(experiment.name)}[/]: {_count(len(experiment.arms), 'arm')} × "
+        f"{_count(len(experiment.seeds), 'seed')}, {_count(experiment.rounds, 'round')}, "
+        f"on {prepared.device}; output in {escape(str(folder))}"
     )
     if resume:
         console.print(
-            f"going on from round {prepared.start} of {experiment.rounds}; "
-            f"{len(prepared.live)} of {len(prepared.runs)} runs to do"
+            f"continuing from round {prepared.start} of {experiment.rounds}; "
+            f"{len(prepared.live)} of {len(prepared.runs)} runs are unfinished"
         )
     if progress is not None:
         progress.start_at(prepared.start)
@@ -100,5 +106,9 @@ def simulate(
         outcome = execute(prepared)
     for arm, failed in outcome.diverged.items():
         for seed, message in failed.items():
-            errors().print(f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}")
+            error_console().print(f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}")
     return outcome
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,1 +1,1 @@
-"""Where federations' data come from."""
+"""Federations and their data: samples, partitions, generators, readers and downloads."""

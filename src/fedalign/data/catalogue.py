@@ -1,4 +1,4 @@
-"""The data sets that experiments can name, as ``fedalign list`` and ``fedalign data`` show them."""
+"""The data sets that an experiment can use, for ``fedalign list`` and ``fedalign data``."""
 
 from __future__ import annotations
 
@@ -8,90 +8,94 @@ from typing import Protocol
 
 from rich.console import Console
 
-from fedalign.data.sources import SOURCES, Source
+from fedalign.data.image_sets import SOURCES
+from fedalign.data.source import Source
 from fedalign.errors import FedalignError
 
 
 class DataSet(Protocol):
-    """What the commands ask of a data set."""
+    """The interface of a data set that the commands use."""
 
     def describe(self) -> str:
-        """Say in a line what it is, and whether its data is at hand."""
+        """Return one line: what the data set is, and whether its files are available."""
         ...
 
-    def at_hand(self) -> bool:
-        """Tell whether its files are there."""
+    def available(self) -> bool:
+        """Tell whether the files of the data set exist; their content is not checked."""
         ...
 
     def get(self, console: Console) -> list[Path]:
-        """Download what is missing; give the files."""
+        """Download the files that are missing, and return their paths."""
         ...
 
     def check(self) -> str:
-        """Verify what is there, and say so in a line; complain of what is wrong."""
+        """Verify the files and return one line that says so; a :class:`FedalignError` names what is wrong."""
         ...
 
 
 @dataclass(frozen=True)
 class NothingToGet:
-    """Data that is made, or that the user keeps."""
+    """A data set without official files: generated, or the user's own."""
 
     text: str
 
     def describe(self) -> str:
-        """Say so."""
+        """Return the description that the data set was made with."""
         return self.text
 
-    def at_hand(self) -> bool:
-        """Say yes."""
+    def available(self) -> bool:
+        """Return True: there are no files that could be missing."""
         return True
 
     def get(self, console: Console) -> list[Path]:
-        """Get nothing."""
+        """Return an empty list: there is nothing to download."""
         return []
 
     def check(self) -> str:
-        """Find nothing wrong."""
+        """Return the description: there is nothing to verify."""
         return self.text
 
 
 @dataclass(frozen=True)
 class Downloadable:
-    """Data with official files."""
+    """A data set whose official files can be downloaded."""
 
     source: Source
 
     def describe(self) -> str:
-        """Say where it is, or how to get it."""
+        """Return one line: what the data set is, and where it is or how to download it."""
         source = self.source
-        where = f"at hand in {source.place()}" if source.at_hand() else f"not at hand: fedalign data get {source.name}"
+        found = source.available()
+        where = f"available in {source.place()}" if found else f"not downloaded: fedalign data get {source.name}"
         return f"{source.title}, {source.counts[0]:,} training and {source.counts[1]:,} test images; {where}"
 
-    def at_hand(self) -> bool:
-        """Tell whether its files are there."""
-        return self.source.at_hand()
+    def available(self) -> bool:
+        """Tell whether the files of the data set exist; their content is not checked."""
+        return self.source.available()
 
     def get(self, console: Console) -> list[Path]:
-        """Download what is missing, unless the data is there in some form already; then verify it."""
+        """Download the official files unless the data set is complete in some form, then verify it."""
         from fedalign.data.download import get
 
-        files = [] if self.source.at_hand() else get(self.source, console)
+        files = [] if self.source.available() else get(self.source, console)
         self.source.load()
         return files
 
     def check(self) -> str:
-        """Read and verify all of it."""
-        if not self.source.at_hand():
-            raise FedalignError(f"{self.source.name} is not at hand in {self.source.place()}")
+        """Read and verify all files."""
+        if not self.source.available():
+            raise FedalignError(
+                f"{self.source.name} is not in {self.source.place()}: fedalign data get {self.source.name}"
+            )
         self.source.load()
-        return f"{self.source.title}: complete and right, in {self.source.place()}"
+        return f"{self.source.title}: complete and verified, in {self.source.place()}"
 
 
 DATASETS: dict[str, DataSet] = {
     "synth": NothingToGet(
-        "Synth(α,β) of FedProx, with FedALIGN's noisy free clients; made from the seed, nothing to download: at hand"
+        "Synth(α,β) of FedProx, with FedALIGN's noisy free clients; generated from the seed, nothing to download"
     ),
     **{name: Downloadable(source) for name, source in SOURCES.items()},
-    "idx": NothingToGet("your own images as four idx files (data.folder names where); nothing to download"),
-    "folder": NothingToGet("your own .npz files, one a client (data.folder names where); nothing to download"),
+    "idx": NothingToGet("your own images as four idx files in data.folder; nothing to download"),
+    "folder": NothingToGet("your own .npz files, one for each client, in data.folder; nothing to download"),
 }

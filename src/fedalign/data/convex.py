@@ -1,7 +1,7 @@
-"""Federations for the theory's experiments: the same data in every run, so that seeds differ by their batches alone.
+"""Strongly convex federations for the experiments on theory: all seeds share the data and differ in their batches.
 
-Priority clients' optima lie around a centre, ``spread`` away; free client j of M has its optimum ``shift·(j + ½)/M``
-away from the centre, in a direction of its own: from well aligned to far off.
+The optima of the priority clients are at distance ``spread`` from a centre. The optimum of free client j of M is at
+distance ``shift·(j + ½)/M`` from it, in a random direction: from well aligned to badly aligned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Convex(abc.ABC):
-    """What both kinds share: who there is, and how far apart their optima are."""
+    """Settings that both kinds share: the number of clients, and how far apart their optima are."""
 
     priority: int = 4
     free: int = 8
@@ -37,15 +37,15 @@ class Convex(abc.ABC):
                 raise FedalignError(f"data.{name} must be at least {least}, not {getattr(self, name)}")
 
     def federation(self, seed: int) -> Federation:
-        """Give the federation; ``seed`` changes nothing."""
+        """Return the federation, which is the same for every ``seed``."""
         return _made(self)
 
     @abc.abstractmethod
     def clients(self, draw: np.random.Generator) -> list[tuple[Array, npt.NDArray[np.generic]]]:
-        """Draw every client's samples, priority clients first."""
+        """Draw the samples of every client, priority clients first."""
 
     def optima(self, draw: np.random.Generator, size: int, scale: float = 1.0) -> list[Array]:
-        """Draw every client's optimum."""
+        """Draw the optimum of every client: a vector of ``size`` numbers; ``scale`` multiplies the centre."""
         centre = scale * draw.normal(size=size)
         away = [self.spread] * self.priority + [self.shift * (j + 0.5) / self.free for j in range(self.free)]
         directions = draw.normal(size=(len(away), size))
@@ -69,7 +69,7 @@ class Quadratic(Convex):
             raise FedalignError(f"data.samples must be at least data.dimensions, {self.dimensions}, not {self.samples}")
 
     def clients(self, draw: np.random.Generator) -> list[tuple[Array, npt.NDArray[np.generic]]]:
-        """Draw samples with the singular values that give these eigenvalues."""
+        """Draw samples whose singular values give the Hessian these eigenvalues."""
         root = np.sqrt(np.linspace(self.mu, self.L, self.dimensions) * self.samples / 2)
         drawn: list[tuple[Array, npt.NDArray[np.generic]]] = []
         for w in self.optima(draw, self.dimensions):
@@ -82,14 +82,14 @@ class Quadratic(Convex):
 
 @dataclass(frozen=True)
 class Multinomial(Convex):
-    """Labels drawn from softmax(W·x) with x on the unit sphere."""
+    """Multinomial logistic regression: labels are drawn from softmax(W·x), with x on the unit sphere."""
 
     dimensions: int = 6
     samples: int = 60
     spread: float = 1.0
     shift: float = 6.0
     classes: int = 3
-    scale: float = 3.0  #: of the centre's W: how sure the labels are
+    scale: float = 3.0  #: of W at the centre; a larger scale gives less random labels
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +97,7 @@ class Multinomial(Convex):
             raise FedalignError(f"data.classes must be at least 2, not {self.classes}")
 
     def clients(self, draw: np.random.Generator) -> list[tuple[Array, npt.NDArray[np.generic]]]:
-        """Draw samples and their labels."""
+        """Draw every client's samples, and their labels from its softmax model."""
         drawn: list[tuple[Array, npt.NDArray[np.generic]]] = []
         for w in self.optima(draw, self.classes * self.dimensions, self.scale):
             x = draw.normal(size=(self.samples, self.dimensions))

@@ -1,4 +1,4 @@
-"""Who takes part and with what data: clients with train, held-out and test parts of one pool of samples."""
+"""A federation: clients with training, held-out and test parts of one pool of samples."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedalign.data.rows import NO_ROWS, Rows, as_rows, hold_out
 from fedalign.data.samples import Arrays, Pool, Tensors, as_tensors, check_alike
 from fedalign.errors import FedalignError, FederationWarning
 from fedalign.protocol.roster import Roster
 from fedalign.rules.rule import Split
-from fedalign.training.randomness import Purpose, permutation
 
-Rows = npt.NDArray[np.int64]
-_NO_ROWS: Rows = np.empty(0, np.int64)
+__all__ = ["Client", "Federation", "Rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class Client:
     test: Rows
 
     def rows(self, split: Split) -> Rows:
-        """Give the rows of one split."""
+        """Return the rows of one split: ``"train"``, ``"heldout"`` or ``"test"``."""
         return {"train": self.train, "heldout": self.heldout, "test": self.test}[split]
 
 
@@ -64,8 +62,8 @@ class Federation:
                 raise FedalignError(f"client {client.name!r} has no training samples; leave it out or give it some")
         if all(self.roster.priority):
             warnings.warn(
-                f"all {len(self.clients)} clients are priority clients: nobody is left to admit, "
-                "so every rule is FedAvg on all",
+                f"all {len(self.clients)} clients are priority clients: there are no free clients to admit, "
+                "so every rule equals FedAvg on all clients",
                 FederationWarning,
                 stacklevel=3,
             )
@@ -83,12 +81,12 @@ class Federation:
 
     @property
     def p(self) -> npt.NDArray[np.float64]:
-        """Weights ``p_k = D_k / Σ_{i∈P} D_i`` of all clients."""
+        """The weights ``p_k = D_k / Σ_{i∈P} D_i`` of all clients."""
         return self.roster.p
 
     @cached_property
     def has_heldout(self) -> bool:
-        """Whether every client has data to match on that it doesn't train on."""
+        """Whether every client has held-out data."""
         return all(len(c.heldout) for c in self.clients)
 
     @cached_property
@@ -110,9 +108,10 @@ class Federation:
         mean: float | tuple[float, ...] = 0.0,
         std: float | tuple[float, ...] = 1.0,
     ) -> Federation:
-        """Make a federation from each client's ``(x, y)``; without ``heldout``, a stratified part of it is held out.
+        """Make a federation from each client's ``(x, y)``.
 
-        ``heldout_fraction=0`` holds nothing out: then clients are matched on their training data.
+        Without ``heldout``, a stratified ``heldout_fraction`` of each client's samples is held out. With a fraction of
+        0 nothing is held out, and clients are matched on their training data.
         """
         names = [str(name) for name in names] if names is not None else [str(k) for k in range(len(train))]
         for what, given in (
@@ -129,7 +128,7 @@ class Federation:
         def add(arrays: Arrays | None, what: str) -> Rows:
             nonlocal offset
             if arrays is None:
-                return _NO_ROWS
+                return NO_ROWS
             x, y = as_tensors(arrays, what)
             if parts:
                 check_alike((x, y), parts[0], what, "the first client's")
@@ -168,11 +167,11 @@ class Federation:
         seed: int = 0,
         names: Sequence[str] | None = None,
     ) -> Federation:
-        """Make a federation from one data set and, for each client, the rows that are its own.
+        """Make a federation from one data set and the rows that belong to each client.
 
-        ``test_parts`` are rows of ``test`` where that is given (as with an official test split), else of the pool.
-        Federations over the same ``Pool`` object share its memory. Arrays may be memory-mapped (``np.load(file,
-        mmap_mode="r")``): on the CPU they are then read as batches need them, and needn't fit into memory.
+        ``test_parts`` are rows of ``test``, such as an official test split, or else rows of the pool. Federations over
+        the same ``Pool`` object share its memory. Arrays may be memory-mapped (``np.load(file, mmap_mode="r")``): on
+        the CPU they are then read batch by batch, and need not fit into memory.
         """
         if not 0 <= heldout_fraction < 1:
             raise FedalignError(f"heldout_fraction must be in [0, 1), not {heldout_fraction}")
@@ -184,7 +183,7 @@ class Federation:
             shift = len(pool.y)
             pool = Pool(torch.cat([pool.x, x_test]), torch.cat([pool.y, y_test]), pool.mean, pool.std)
             test_parts = [
-                _rows(part, len(y_test), name) + shift for part, name in zip(test_parts or [], names, strict=False)
+                as_rows(part, len(y_test), name) + shift for part, name in zip(test_parts or [], names, strict=False)
             ]
         for what, given in (
             ("priority flags", priority),
@@ -197,18 +196,18 @@ class Federation:
         clients = []
         labels = pool.y.numpy()
         for k, name in enumerate(names):
-            rows = _rows(parts[k], len(labels), name)
+            rows = as_rows(parts[k], len(labels), name)
             if not len(rows):
                 raise FedalignError(f"client {name!r} has no samples; leave it out or give it some")
             if heldout_parts is not None:
-                kept, held = rows, _rows(heldout_parts[k], len(labels), name)
+                kept, held = rows, as_rows(heldout_parts[k], len(labels), name)
                 if not len(held):
                     raise FedalignError(
-                        f"client {name!r} has an empty held-out set; give it samples or leave heldout out"
+                        f"client {name!r} has an empty held-out set; give it samples, or give no held-out sets at all"
                     )
             else:
-                kept, held = _hold_out(rows, labels[rows], heldout_fraction, seed, k, name)
-            tested = _rows(test_parts[k], len(labels), name) if test_parts is not None else _NO_ROWS
+                kept, held = hold_out(rows, labels[rows], heldout_fraction, seed, k, name)
+            tested = as_rows(test_parts[k], len(labels), name) if test_parts is not None else NO_ROWS
             clients.append(Client(name, bool(priority[k]), kept, held, tested))
         return cls(pool, clients)
 
@@ -223,10 +222,10 @@ class Federation:
         mean: float | tuple[float, ...] = 0.0,
         std: float | tuple[float, ...] = 1.0,
     ) -> Federation:
-        """Make a federation from a folder of ``NAME.npz`` files, one a client.
+        """Make a federation from a folder of ``NAME.npz`` files, one for each client.
 
-        A file holds ``x`` and ``y``, and may hold ``x_heldout``/``y_heldout``, ``x_test``/``y_test`` and ``priority``
-        (true or false). ``priority`` names the priority clients, if the files don't.
+        A file holds ``x`` and ``y``. It may also hold ``x_heldout`` and ``y_heldout``, ``x_test`` and ``y_test``, and
+        ``priority`` (true or false). The argument ``priority`` names the priority clients if the files do not.
         """
         from fedalign.data.folder import read_folder
 
@@ -234,7 +233,9 @@ class Federation:
         held = [c.heldout for c in clients if c.heldout is not None]
         if held and len(held) < len(clients):
             lacking = next(c.name for c in clients if c.heldout is None)
-            raise FedalignError(f"folder {folder}: some clients have x_heldout, {lacking!r} has none; all or none must")
+            raise FedalignError(
+                f"folder {folder}: some clients have x_heldout, but {lacking!r} has none; give it to all or to none"
+            )
         return cls.from_arrays(
             [c.train for c in clients],
             heldout=held or None,
@@ -246,53 +247,3 @@ class Federation:
             mean=mean,
             std=std,
         )
-
-
-def _hold_out(
-    rows: Rows, labels: npt.NDArray[Any], fraction: float, seed: int, client: int, name: str
-) -> tuple[Rows, Rows]:
-    """Split a client's rows, class by class, into training and held-out rows; both keep their order.
-
-    Counts per class are rounded by largest remainder, so that they add up to the rounded total: at least one sample
-    is held out and at least one is left. A client with a single sample matches on that one.
-    """
-    if fraction == 0:
-        return rows, _NO_ROWS
-    if len(rows) == 1:
-        warnings.warn(
-            f"client {name!r} has one sample: it is trained on and matched on",
-            FederationWarning,
-            stacklevel=4,
-        )
-        return rows, rows
-    total = min(max(1, int(fraction * len(rows) + 0.5)), len(rows) - 1)
-    if np.issubdtype(labels.dtype, np.floating):
-        groups = np.zeros(len(rows), np.int64)
-    else:
-        groups = np.unique(labels.reshape(len(rows), -1), axis=0, return_inverse=True)[1].reshape(-1)
-    sizes = np.bincount(groups)
-    quota = sizes * (total / len(rows))
-    counts = np.floor(quota).astype(np.int64)
-    by_remainder = np.argsort(counts - quota, kind="stable")
-    counts[by_remainder[: total - counts.sum()]] += 1
-    order = permutation(len(rows), seed, Purpose.SPLIT, client)
-    taken = np.zeros(len(rows), bool)
-    for group, count in enumerate(counts):
-        taken[order[groups[order] == group][:count]] = True
-    return rows[~taken], rows[taken]
-
-
-def _rows(part: npt.ArrayLike, size: int, name: str) -> Rows:
-    """Read a client's rows: whole numbers, or a mask over all samples."""
-    given = np.asarray(part)
-    if given.dtype == bool:
-        if given.shape != (size,):
-            raise FedalignError(f"client {name!r}: a mask must have one entry per sample ({size}), not {given.shape}")
-        given = np.flatnonzero(given)
-    if given.size and not np.issubdtype(given.dtype, np.integer):
-        raise FedalignError(f"client {name!r}: rows must be whole numbers, not {given.dtype}")
-    rows = given.astype(np.int64).reshape(-1)
-    outside = rows[(rows < 0) | (rows >= size)]
-    if len(outside):
-        raise FedalignError(f"client {name!r}: row {int(outside[0])} is outside the data's {size} samples")
-    return rows

@@ -1,4 +1,4 @@
-"""A folder of ``.npz`` files, one a client."""
+"""Reads a folder of ``.npz`` files, one for each client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class ClientFile:
-    """What one file holds."""
+    """The content of one client's file: its role, and its training, held-out and test samples."""
 
     name: str
     priority: bool
@@ -29,7 +29,11 @@ class ClientFile:
 
 
 def read_folder(folder: Path, priority: Sequence[str] | None = None) -> list[ClientFile]:
-    """Read every ``.npz`` file of a folder, in the order of their names."""
+    """Read all ``.npz`` files of a folder, ordered by name.
+
+    ``priority`` names the priority clients; without it, every file must say whether it is one. Raises
+    :class:`FedalignError` for a missing folder, an unknown name or array, or a file that cannot be read.
+    """
     if not folder.is_dir():
         raise FedalignError(f"there is no folder {folder}")
     paths = sorted(folder.glob("*.npz"))
@@ -63,7 +67,7 @@ def _read(path: Path, priority: Sequence[str] | None) -> ClientFile:
         raise FedalignError(f"{path} has no arrays x and y")
     if priority is None and "priority" not in arrays:
         raise FedalignError(
-            f"{path} doesn't say whether it is a priority client: add an array 'priority', or name them"
+            f"{path} does not say whether it is a priority client: add an array 'priority', or name the clients"
         )
     if priority is None and arrays["priority"].size != 1:
         raise FedalignError(f"{path}: the array 'priority' must be a single true or false")

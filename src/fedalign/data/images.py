@@ -1,4 +1,4 @@
-"""Federations over an image data set: how its samples are dealt out, and each client's test set."""
+"""Federations over an image data set: how its samples are split among clients, and each client's test set."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from fedalign.data.federation import Federation
+from fedalign.data.idx import read_idx_folder
+from fedalign.data.image_sets import SOURCES
 from fedalign.data.partition import (
     Labels,
     Rows,
@@ -24,30 +26,31 @@ from fedalign.data.partition import (
     with_same_mix,
 )
 from fedalign.data.samples import Pool
-from fedalign.data.sources import SOURCES, Source, Splits, check_splits, data_folder, read_idx_folder
+from fedalign.data.source import Source, Splits, check_splits, data_folder
 from fedalign.errors import FedalignError, FederationWarning
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """Settings of a federation over images; :meth:`federation` deals the data out by a seed.
+    """Settings of a federation over images; :meth:`federation` splits the data among the clients.
 
-    The first ``priority`` clients are the priority clients; who gets what is drawn, so that is no order.
+    The first ``priority`` clients are the priority clients. The partition is random, so this choice is random too.
     """
 
     source: ClassVar[Source]
     clients: int = 60
     priority: int = 2  #: how many of the clients are priority clients
     partition: Literal["shards", "dirichlet", "iid", "sizes"] = "shards"
-    shards: int = 2  #: single-class shards a client
-    shard_size: int | None = None  #: samples a shard, at most (default: as many as go round)
+    shards: int = 2  #: single-class shards of each client
+    shard_size: int | None = None  #: most samples of a shard (default: as many as the data allows)
     replacement: bool = False  #: whether a shard may go to several clients
-    alpha: float = 0.5  #: of the Dirichlet distribution
-    sizes: list[int] | None = None  #: each client's samples, for partition = "sizes"
-    samples: int | None = None  #: keep at most so many of a client's samples, held-out ones included
-    test_samples: int | None = 1000  #: a client's test samples, at most
+    alpha: float = 0.5  #: concentration of the Dirichlet distribution
+    sizes: list[int] | None = None  #: number of samples of each client, for partition = "sizes"
+    samples: int | None = None  #: most samples of a client, including held-out ones
+    test_samples: int | None = 1000  #: most test samples of a client
     heldout_fraction: float = 0.2
-    folder: str | None = None  #: other idx files in place of the data set's own: a folder, or its name in FEDALIGN_DATA
+    #: read idx files from this folder (a path, or a name in FEDALIGN_DATA) in place of the official files
+    folder: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("clients", "priority", "shards", "shard_size", "samples", "test_samples"):
@@ -68,7 +71,7 @@ class ImageData:
             raise FedalignError(f"data.heldout_fraction must be in [0, 1), not {self.heldout_fraction}")
 
     def pool(self) -> tuple[Pool, int]:
-        """Give all images, training before test, and how many are for training."""
+        """Return all images, training before test images, and the number of training images."""
         if self.folder is None:
             return _pool(self.source, self.source.place(), own=True)
         named = Path(self.folder).expanduser()
@@ -76,7 +79,7 @@ class ImageData:
         return _pool(self.source, inside if not named.is_dir() and inside.is_dir() else named, own=False)
 
     def federation(self, seed: int) -> Federation:
-        """Deal the data out. All seeds share the images' memory."""
+        """Split the data among the clients; the federations of all seeds share the memory of the images."""
         pool, split = self.pool()
         labels = pool.y.numpy()
         train, test = labels[:split], labels[split:]
@@ -94,7 +97,7 @@ class ImageData:
         )
 
     def parts(self, labels: Labels, seed: int) -> list[Rows]:
-        """Choose each client's rows of the training split."""
+        """Return the rows of the training split that each client gets."""
         if self.partition == "dirichlet":
             return dirichlet(labels, self.clients, self.alpha, seed)
         if self.partition == "iid":
@@ -107,7 +110,7 @@ class ImageData:
         if self.shard_size is not None and size < self.shard_size and size:
             warnings.warn(
                 f"the data has {needed} single-class shards of at most {size} samples, not {self.shard_size}: "
-                f"shards hold {size}",
+                f"each shard gets {size}",
                 FederationWarning,
                 stacklevel=2,
             )
@@ -116,7 +119,7 @@ class ImageData:
 
 @functools.lru_cache(maxsize=2)
 def _pool(source: Source, folder: Path, *, own: bool) -> tuple[Pool, int]:
-    """Read images once; every federation over them shares the pool."""
+    """Read the images once, so that all federations over them share one pool."""
     if own:
         splits = source.load()
     else:
@@ -132,9 +135,9 @@ def _pool(source: Source, folder: Path, *, own: bool) -> tuple[Pool, int]:
 
 
 class Idx(ImageData):
-    """Images of the user's own, as four idx files in ``folder``."""
+    """The user's own images, as four idx files in ``folder``."""
 
-    source = Source("idx files", ".", 256, (0, 0), (), lambda source, folder: read_idx_folder(folder), ())
+    source = Source("idx", "idx files", ".", 256, (0, 0), (), lambda source, folder: read_idx_folder(folder), ())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,18 +146,18 @@ class Idx(ImageData):
 
 
 class FashionMnist(ImageData):
-    """Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017, arXiv:1708.07747)."""
+    """Settings of a federation over Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017, arXiv:1708.07747)."""
 
     source = SOURCES["fmnist"]
 
 
 class Emnist(ImageData):
-    """EMNIST, balanced split (Cohen, Afshar, Tapson and van Schaik, 2017, arXiv:1702.05373)."""
+    """Settings of a federation over balanced EMNIST (Cohen, Afshar, Tapson, van Schaik, 2017, arXiv:1702.05373)."""
 
     source = SOURCES["emnist"]
 
 
 class Cifar10(ImageData):
-    """CIFAR-10 (Krizhevsky, 2009)."""
+    """Settings of a federation over CIFAR-10 (Krizhevsky, 2009)."""
 
     source = SOURCES["cifar10"]

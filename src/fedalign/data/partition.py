@@ -1,6 +1,7 @@
-"""Who gets which samples: single-class shards, Dirichlet mixes, IID, given sizes; and test sets with a client's mix.
+"""Partitions of a data set: single-class shards, Dirichlet, IID, given sizes; and test sets with a client's class mix.
 
-Every function takes labels and gives one array of rows for each client; draws are hashes of the seed.
+A partition takes the labels of all samples and returns one array of rows for each client. All draws are hashes of the
+seed.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from fedalign.training.randomness import Purpose, generator, permutation
 
 Rows = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.integer]
-# Draws of one purpose are told apart by a number.
+# These numbers separate the different draws of one purpose.
 _IN_CLASS, _DEAL, _MIX, _TEST, _LIMIT = range(5)
 
 
 def shards(
     labels: Labels, clients: int, each: int, size: int | None = None, *, replacement: bool = False, seed: int = 0
 ) -> list[Rows]:
-    """Cut every class into shards of ``size`` samples and deal ``each`` client so many of them.
+    """Cut every class into shards of ``size`` samples and give each client ``each`` random shards.
 
-    Without ``size``, the largest that gives enough shards. With ``replacement`` a shard may go to several clients (not
-    twice to one).
+    Without ``size``, the shards are as large as the data allows. With ``replacement``, a shard may go to several
+    clients, but not twice to the same one.
 
     >>> parts = shards(np.repeat([0, 1, 2], 8), clients=3, each=2, size=4)
     >>> [len(part) for part in parts], len(np.unique(np.concatenate(parts)))
@@ -39,18 +40,18 @@ def shards(
     if size < 1 or size > largest:
         raise FedalignError(
             f"{clients} clients × {each} shards of {size} samples need {needed} single-class shards; the data has "
-            f"{sum(len(rows) // max(size, 1) for rows in by_class)}: at most {largest} samples a shard are possible"
+            f"{sum(len(rows) // max(size, 1) for rows in by_class)}: at most {largest} samples per shard are possible"
         )
     cut = [rows[i * size : (i + 1) * size] for rows in by_class for i in range(len(rows) // size)]
     if replacement:
         dealt = [permutation(len(cut), seed, Purpose.DATA, _DEAL, k)[:each] for k in range(clients)]
     else:
         dealt = list(permutation(len(cut), seed, Purpose.DATA, _DEAL)[: clients * each].reshape(clients, each))
-    return [np.concatenate([cut[shard] for shard in mine]) for mine in dealt]
+    return [np.concatenate([cut[shard] for shard in chosen]) for chosen in dealt]
 
 
 def largest_shard(class_sizes: Sequence[int], needed: int) -> int:
-    """Find the largest shard size with which classes of these sizes give so many single-class shards.
+    """Return the largest shard size at which classes of these sizes give ``needed`` single-class shards.
 
     >>> largest_shard([6000] * 10, 120)
     500
@@ -63,9 +64,10 @@ def largest_shard(class_sizes: Sequence[int], needed: int) -> int:
 
 
 def dirichlet(labels: Labels, clients: int, alpha: float, seed: int = 0) -> list[Rows]:
-    """Split every class among the clients in proportions drawn from Dirichlet(α); small α: few classes a client.
+    """Split every class among the clients in proportions drawn from Dirichlet(α); a small α gives few classes each.
 
-    Hsu, Qi and Brown (2019, arXiv:1909.06335). Draws again until everybody has two samples, up to a hundred times.
+    Hsu, Qi and Brown (2019, arXiv:1909.06335). The draw is repeated, up to a hundred times, until every client has at
+    least two samples.
 
     >>> parts = dirichlet(np.arange(100) % 5, clients=4, alpha=0.5)
     >>> sorted(np.concatenate(parts).tolist()) == list(range(100))
@@ -82,17 +84,17 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int = 0) -> list
             bounds = np.floor(np.cumsum(shares)[:-1] * len(rows) + 0.5).astype(np.int64)
             for k, part in enumerate(np.split(rows, bounds)):
                 parts[k].append(part)
-        joined = [np.concatenate(mine) for mine in parts]
+        joined = [np.concatenate(pieces) for pieces in parts]
         if min(len(part) for part in joined) >= 2:
             return joined
     raise FedalignError(
-        f"Dirichlet({alpha}) leaves some of {clients} clients without samples in a hundred draws; "
+        f"Dirichlet({alpha}) gives some of {clients} clients fewer than two samples in each of a hundred draws; "
         "use a larger alpha or fewer clients"
     )
 
 
 def iid(labels: Labels, clients: int, seed: int = 0) -> list[Rows]:
-    """Deal all samples evenly and at random; sizes differ by at most one.
+    """Split all samples evenly and at random; the clients' sizes differ by at most one.
 
     >>> [len(part) for part in iid(np.zeros(11, int), clients=3)]
     [4, 4, 3]
@@ -103,7 +105,7 @@ def iid(labels: Labels, clients: int, seed: int = 0) -> list[Rows]:
 
 
 def by_sizes(labels: Labels, sizes: Sequence[int], seed: int = 0) -> list[Rows]:
-    """Deal clients random samples, each as many as ``sizes`` says.
+    """Give each client random samples, as many as ``sizes`` says.
 
     >>> [len(part) for part in by_sizes(np.zeros(10, int), [5, 1, 2])]
     [5, 1, 2]
@@ -118,7 +120,7 @@ def by_sizes(labels: Labels, sizes: Sequence[int], seed: int = 0) -> list[Rows]:
 
 
 def limited(part: Rows, labels: Labels, samples: int, seed: int, client: int) -> Rows:
-    """Keep ``samples`` of a client's rows, in its class mix."""
+    """Keep at most ``samples`` random rows of a client, with the class mix of all its rows."""
     if samples >= len(part):
         return part
     counts = mix_counts(np.bincount(labels[part]), samples)
@@ -129,7 +131,8 @@ def limited(part: Rows, labels: Labels, samples: int, seed: int, client: int) ->
 def with_same_mix(part: Rows, labels: Labels, test_labels: Labels, samples: int | None, seed: int, client: int) -> Rows:
     """Draw a test set with the class mix of a client's samples from the test split.
 
-    It has ``samples`` samples, or as many as the split has with that mix where those are fewer.
+    It has ``samples`` samples, or fewer if the test split has not enough of some class. A class that the test split
+    lacks raises :class:`FedalignError`.
     """
     mix = np.bincount(labels[part], minlength=int(test_labels.max()) + 1)
     there = np.bincount(test_labels, minlength=len(mix))
@@ -160,6 +163,6 @@ def mix_counts(mix: npt.NDArray[np.integer], total: int) -> npt.NDArray[np.int64
 
 
 def _by_class(labels: Labels, seed: int) -> list[Rows]:
-    """List every class's rows in a random order."""
+    """Return the rows of each class in random order."""
     found = [np.flatnonzero(labels == c) for c in range(int(labels.max()) + 1)]
     return [rows[permutation(len(rows), seed, Purpose.DATA, _IN_CLASS, c)] for c, rows in enumerate(found)]

@@ -1,4 +1,4 @@
-"""All samples of a federation in one place, read from what the user has and checked."""
+"""The samples of a federation in one pool, read from arrays or tensors and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples, once. uint8 features stay uint8 and become ``(x/255 − mean)/std`` when a batch is taken."""
+    """All samples of a federation. uint8 features stay uint8 and become ``(x/255 − mean)/std`` in each batch.
+
+    >>> Pool(torch.zeros(3, 2), torch.tensor([0, 1, 1])).has_classes
+    True
+    """
 
     x: torch.Tensor
     y: torch.Tensor
@@ -43,12 +47,15 @@ class Pool:
 
     @property
     def has_classes(self) -> bool:
-        """Whether labels are class numbers (then there may be an accuracy)."""
+        """Whether labels are class numbers, so that an accuracy can be computed."""
         return not self.y.is_floating_point()
 
 
 def as_tensors(arrays: Arrays, what: str) -> Tensors:
-    """Read features and labels, and refuse what no model could be trained on."""
+    """Return features and labels as tensors; refuse wrong shapes, empty data, NaN, infinity and negative classes.
+
+    ``what`` names the data in error messages.
+    """
     try:
         x_raw, y_raw = arrays
         x, y = _tensor(x_raw), _tensor(y_raw)
@@ -78,7 +85,7 @@ def as_tensors(arrays: Arrays, what: str) -> Tensors:
 
 
 def _tensor(given: Any) -> torch.Tensor:
-    """Read an array as a tensor, without a copy where that can be; a memory-mapped file is read-only, and so are we."""
+    """Return an array as a tensor, without a copy if possible; read-only memory-mapped files are fine."""
     if isinstance(given, np.ndarray) and not given.flags.writeable:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -87,7 +94,7 @@ def _tensor(given: Any) -> torch.Tensor:
 
 
 def _first_not_finite(x: torch.Tensor) -> int | None:
-    """Find the first sample with NaN or infinity. Goes through parts: the data may be larger than the memory."""
+    """Return the first sample with NaN or infinity, if any; checked in chunks, as the data may not fit into memory."""
     rows = max(1, (16 << 20) // max(1, x[0].numel()))
     for start in range(0, len(x), rows):
         part = torch.isfinite(x[start : start + rows]).reshape(len(x[start : start + rows]), -1).all(1)
@@ -97,11 +104,11 @@ def _first_not_finite(x: torch.Tensor) -> int | None:
 
 
 def check_alike(given: Tensors, first: Tensors, what: str, whose: str) -> None:
-    """Refuse samples or labels of another kind or shape than the first."""
-    for name, mine, theirs in (("samples", given[0], first[0]), ("labels", given[1], first[1])):
-        alike = mine.dtype == theirs.dtype or (mine.is_floating_point() and theirs.is_floating_point())
-        if mine.shape[1:] != theirs.shape[1:] or not alike:
-            raise FedalignError(f"{what}: {name} are {_kind(mine)}, but {whose} are {_kind(theirs)}; all need the same")
+    """Refuse samples or labels whose type or shape differs from the first client's."""
+    for name, found, wanted in (("samples", given[0], first[0]), ("labels", given[1], first[1])):
+        same_type = found.dtype == wanted.dtype or (found.is_floating_point() and wanted.is_floating_point())
+        if found.shape[1:] != wanted.shape[1:] or not same_type:
+            raise FedalignError(f"{what}: {name} are {_kind(found)}, but {whose} are {_kind(wanted)}; all must agree")
 
 
 def _kind(t: torch.Tensor) -> str:

@@ -8,7 +8,7 @@ Free client j of M gets samples of the pooled priority data, made noisier with i
 ``t_j = ((j + ½)/M)^(1/skew)``: labels move by a rounded uniform draw from ±label_noise·t_j (mod 10), and
 random_fraction·t_j as many irrelevant points (normal x, uniform y) are added. Each part is drawn from the same part of
 the priority clients' data: training from training, held-out from held-out, test from test. So no held-out or test
-sample of anybody is trained on by anybody, and F_k and F are both losses on unseen data.
+sample is ever trained on, and F_k and F are both losses on unseen data.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ DIMENSIONS, CLASSES = 60, 10
 
 @dataclass(frozen=True)
 class Synth:
-    """Settings of Synth(α, β); :meth:`federation` makes the data."""
+    """Settings of Synth(α, β); :meth:`federation` generates the data."""
 
     alpha: float = 1.0
     beta: float = 1.0
-    priority: int = 10  #: how many priority clients
-    free: int = 10  #: how many free clients
-    samples: int = 250  #: a client's samples, held-out ones included, if sizes is "equal"
+    priority: int = 10  #: number of priority clients
+    free: int = 10  #: number of free clients
+    samples: int = 250  #: samples of each client, including held-out ones, if sizes is "equal"
     sizes: str = "equal"  #: "equal", or FedProx's "lognormal": int(lognormal(4, 2)) + 50
-    test_samples: int = 250  #: a client's test samples
+    test_samples: int = 250  #: test samples of each client
     label_noise: float = 2.5
     label_skew: float = 1.5
     random_fraction: float = 1.0
@@ -61,7 +61,7 @@ class Synth:
             raise FedalignError(f"heldout_fraction must be in [0, 1), not {self.heldout_fraction}")
 
     def federation(self, seed: int) -> Federation:
-        """Make the federation of one seed.
+        """Generate the federation of one seed.
 
         >>> Synth(priority=2, free=2, samples=50, random_fraction=0).federation(seed=0)
         Federation(4 clients, 2 priority, 160 training and 40 held-out samples)
@@ -88,7 +88,7 @@ class Synth:
         return int(generator(seed, Purpose.DATA, 1, client).lognormal(4, 2)) + 50
 
     def task(self, seed: int, k: int) -> tuple[npt.NDArray[np.float64], ...]:
-        """Draw priority client k's labelling and mean: ``W_k``, ``b_k`` and ``v_k``."""
+        """Draw the labelling and the mean of priority client k: ``W_k``, ``b_k`` and ``v_k``."""
         draw = generator(seed, Purpose.DATA, 2, k)
         u = draw.normal(0, self.alpha)
         W = draw.normal(u, 1, (DIMENSIONS, CLASSES))
@@ -97,7 +97,7 @@ class Synth:
         return W, b, v
 
     def noise(self, j: int) -> tuple[float, float]:
-        """Give free client j's largest label shift and its share of irrelevant points."""
+        """Return the largest label shift of free client j, and its share of irrelevant points."""
         place = (j + 0.5) / self.free
         return self.label_noise * place ** (1 / self.label_skew), self.random_fraction * place ** (1 / self.random_skew)
 
@@ -109,7 +109,7 @@ class Synth:
         x = (v + deviation * normal).astype(np.float32)
         y = (x @ W + b).argmax(1)
         kept = size - self._held(size)
-        # Samples are independent draws, so their order carries nothing.
+        # Samples are independent draws, so the first ones are as good as random ones.
         return (x[:kept], y[:kept]), (x[kept:size], y[kept:size]), (x[size:], y[size:])
 
     def _free_client(self, seed: int, j: int, pools: list[Samples]) -> Parts:

@@ -1,1 +1,1 @@
-"""The paper's figures: which experiments they are, running them, and the page that tells which claims hold."""
+"""Reproduces the figures of the paper: their experiments, and a page that says which claims hold."""

@@ -1,4 +1,4 @@
-"""A run's results in few numbers: small enough to commit, and enough to draw every figure and judge every claim."""
+"""Compact summaries of runs: small enough to commit, with all that the figures and the claims need."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from fedalign.experiments.store import write_atomically
 from fedalign.protocol.records import History, mean_or_none
 from fedalign.report.read_runs import RunFolder
 
-_SMOOTH = 5  # rounds: a single lucky round doesn't count as having reached an accuracy
+_SMOOTH = 5  # rounds to average over: one lucky round does not count as having reached an accuracy
 
 
 def compact(run: RunFolder, others: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Summarise a finished run: final figures by seed, curves as mean and deviation, rounds to reach `priority`.
+    """Summarise a finished run: final figures by seed, curves, and the rounds needed to reach `priority`.
 
-    ``others`` are the arms of an earlier summary, which has `priority` where the run hasn't.
+    Curves are means and standard deviations over seeds. ``others`` are the arms of an earlier summary, which provides
+    `priority` if the run has no such arm.
     """
     summary = run.summary
     priority = summary["arms"].get("priority") or (others or {}).get("priority")
@@ -56,7 +57,7 @@ def compact(run: RunFolder, others: Mapping[str, Any] | None = None) -> dict[str
 
 
 def data_name(data: Mapping[str, Any]) -> str:
-    """Say what data a run used; other files than a data set's own are named after their folder."""
+    """Return the title of the data that a run used; files other than the official ones are named after their folder."""
     titles = {"fmnist": "Fashion-MNIST", "emnist": "EMNIST (balanced)", "cifar10": "CIFAR-10", "synth": "Synth"}
     kind, folder = str(data["kind"]), data.get("folder")
     if folder is None:
@@ -66,7 +67,7 @@ def data_name(data: Mapping[str, Any]) -> str:
 
 
 def _command(settings: Mapping[str, Any]) -> str:
-    """Give the command that repeats a run. A folder is named as it would be in FEDALIGN_DATA, without its path."""
+    """Return the command that repeats a run; a data folder appears by name, as in FEDALIGN_DATA, without its path."""
     words = ["fedalign run", str(settings["name"]), "--arms", ",".join(settings["arms"])]
     for name, usual in (("rounds", 200), ("seeds", 5)):
         if settings[name] != usual:
@@ -79,7 +80,7 @@ def _command(settings: Mapping[str, Any]) -> str:
 
 
 def rounds_to_reach(history: History, target: float | None) -> int | None:
-    """Count the rounds until the test accuracy, as a mean over 5 rounds, reaches a target; None if it never does."""
+    """Return the rounds until the mean test accuracy of 5 rounds reaches ``target``; None if it never does."""
     if target is None:
         return None
     values = [r.test_accuracy for r in history.rounds]
@@ -91,7 +92,7 @@ def rounds_to_reach(history: History, target: float | None) -> int | None:
 
 
 def save(results: Mapping[str, Any], folder: Path) -> Path:
-    """Write a compact summary."""
+    """Write a compact summary to ``EXPERIMENT.json`` in ``folder``, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{results['experiment']}.json"
     write_atomically(path, json.dumps(results, separators=(",", ":"), allow_nan=False) + "\n")
@@ -99,7 +100,10 @@ def save(results: Mapping[str, Any], folder: Path) -> Path:
 
 
 def read_all(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read all compact summaries of a folder, by experiment."""
+    """Read all compact summaries of a folder, by experiment.
+
+    Raises :class:`FedalignError` if there are none, or if a file is not a summary.
+    """
     if not folder.is_dir():
         raise FedalignError(f"there is no folder {folder}")
     found = {}

@@ -1,18 +1,19 @@
-"""The figures of the paper (Ravi and Shomorony, 2023), their experiments, and what the paper claims of them."""
+"""The figures of the paper (Ravi and Shomorony, 2023), their experiments, and the claims that the paper makes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: What a claim compares: FedALIGN with both baselines in the end, or with `priority` in the rounds it takes; `all` with
-#: `priority`; a free client's shared and own model.
+#: What a claim compares. "above both": the final accuracy of FedALIGN with both baselines; "faster": the rounds that
+#: FedALIGN and `priority` need; "all below": `all` with `priority`; "better off": the shared and the local model of a
+#: free client.
 Comparison = Literal["above both", "faster", "all below", "better off"]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper about some experiments."""
+    """A claim that the paper makes about some of its experiments."""
 
     text: str
     comparison: Comparison
@@ -21,7 +22,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: its panels' experiments, what is drawn, and the claims."""
+    """A figure of the paper: the experiments of its panels, the arms and curves that it shows, and its claims."""
 
     number: int
     title: str
@@ -64,7 +65,7 @@ FIGURES: dict[int, Figure] = {
         ),
         Figure(
             3,
-            "50 samples a client: free clients with FedALIGN's model and with their own",
+            "50 samples a client: free clients with the shared model and with their own",
             _LOCAL,
             (Claim("FedALIGN's model serves non-priority clients better than their own models", "better off", _LOCAL),),
             arms=("priority", "all", "local", "fedalign", "fedalign-train"),

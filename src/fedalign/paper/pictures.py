@@ -1,4 +1,4 @@
-"""The paper's figures in the paper's form: a panel for each experiment, the mean over seeds with a band."""
+"""Draws the figures in the form of the paper: a panel for each experiment, the mean over seeds with a band."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedalign.paper.figures import Figure as PaperFigure
 from fedalign.protocol.plan import warmup_rounds
-from fedalign.report.plots import colour, panels
+from fedalign.report.plot_style import colour, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ _LABELS = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss"}
 
 
 def draw(figure: PaperFigure, results: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw a figure from the compact summaries of its experiments; ``results`` holds those that were run."""
+    """Draw a figure from compact summaries; experiments that ``results`` lacks are left out."""
     if figure.number == 3:
         return _incentive(figure, results)
     there = [name for name in figure.experiments if name in results]
@@ -45,7 +45,7 @@ def _panel(axes: Any, results: Mapping[str, Any], curve: str, arms: Sequence[str
         values = results["arms"][arm]["curves"][curve]
         mean, std = (np.array(values[key], float) * scale for key in ("mean", "std"))
         rounds = np.arange(1, len(mean) + 1)
-        wide = arm == "priority"  # where FedALIGN admits nobody it equals `priority`, which must stay visible
+        wide = arm == "priority"  # FedALIGN equals `priority` if it admits nobody; the wider line stays visible
         axes.plot(
             rounds, mean, color=colour(arm, index), label=arm, linewidth=3.0 if wide else 1.4, zorder=2 if wide else 3
         )
@@ -61,7 +61,7 @@ def _panel(axes: Any, results: Mapping[str, Any], curve: str, arms: Sequence[str
 
 
 def _incentive(figure: PaperFigure, results: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw free clients' mean accuracy with each shared model beside that of their own models."""
+    """Draw the mean accuracy of free clients with each shared model beside that with their local models."""
     there = [name for name in figure.experiments if name in results]
     drawn, axes = panels(1, len(there))
     for column, name in enumerate(there):

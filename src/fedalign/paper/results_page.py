@@ -10,7 +10,7 @@ from fedalign.errors import FedalignError
 from fedalign.paper.figures import FIGURES, Claim, Figure
 from fedalign.paper.pictures import draw
 from fedalign.paper.verdicts import judge, rounds_to_priority
-from fedalign.report.plots import save
+from fedalign.report.plot_style import save
 
 _HOW = """The experiments of the paper (Ravi and Shomorony, 2023), repeated with this package. For every claim of
 the paper the page says what was measured and whether the claim holds. The figures follow, in the paper's form.

@@ -1,4 +1,4 @@
-"""The paper's experiments as a list of jobs."""
+"""Lists the experiments of the paper as jobs to run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from fedalign.paper.figures import FIGURES
 
 @dataclass(frozen=True)
 class Job:
-    """One experiment of the paper, and the folder it is run into."""
+    """One experiment of the paper, and its output folder."""
 
     experiment: Experiment
     folder: Path
 
     @property
     def done(self) -> bool:
-        """Whether it has been run to its end."""
+        """Whether the experiment has finished."""
         return (self.folder / "summary.json").is_file()
 
 
 def jobs(figures: Sequence[int], folder: Path, overrides: dict[str, Any], emnist: str | None = None) -> list[Job]:
-    """List the experiments of some figures. ``emnist`` names idx files to use in place of EMNIST's own."""
+    """List the experiments of some figures, with their output folders in ``folder``.
+
+    ``overrides`` change settings of all experiments; ``emnist`` names a folder of idx files to use in place of EMNIST.
+    """
     unknown = [number for number in figures if number not in FIGURES]
     if unknown:
         raise FedalignError(f"the paper has no figure {unknown[0]}; there are {', '.join(map(str, FIGURES))}")

@@ -1,4 +1,4 @@
-"""Whether a claim holds in our runs: paired by seed, with a margin, in words."""
+"""Judges whether a claim holds in our runs: arms are compared seed by seed, with a margin."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from fedalign.paper.figures import Comparison
 
-MARGIN = 0.01  #: one point: smaller mean differences are called none
+MARGIN = 0.01  #: one point of accuracy: smaller mean differences do not count
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was measured, and whether the claim holds."""
+    """The numbers that were measured, and whether the claim holds, as text."""
 
     measured: str
     verdict: str
 
 
 def judge(comparison: Comparison, results: Mapping[str, Any], arm: str = "fedalign") -> Verdict:
-    """Judge a claim on one experiment's compact summary. ``arm`` is the FedALIGN arm that is meant."""
+    """Judge a claim on the compact summary of one experiment; ``arm`` is the FedALIGN arm that the claim is about."""
     arms = results["arms"]
     if comparison == "all below":
         text = f"`all` {_final(arms['all'])}, `priority` {_final(arms['priority'])}"
@@ -39,7 +39,7 @@ def judge(comparison: Comparison, results: Mapping[str, Any], arm: str = "fedali
 
 
 def rounds_to_priority(figures: Mapping[str, Any], seeds: int) -> str:
-    """Say how many rounds an arm took to reach the final accuracy of `priority`, and in how many seeds it did."""
+    """Return as text how many rounds an arm needs to reach the final accuracy of `priority`, and in how many seeds."""
     reached = [r for r in figures["rounds_to_priority"] if r is not None]
     return f"{sum(reached) / len(reached):.0f} ({len(reached)}/{seeds})" if reached else f"never (0/{seeds})"
 
@@ -47,7 +47,7 @@ def rounds_to_priority(figures: Mapping[str, Any], seeds: int) -> str:
 def _faster(arms: Mapping[str, Any], arm: str) -> Verdict:
     """Compare the rounds until the final accuracy of `priority` is reached, seed by seed."""
     pairs = list(zip(arms[arm]["rounds_to_priority"], arms["priority"]["rounds_to_priority"], strict=True))
-    wins = sum(mine is not None and (theirs is None or mine < theirs) for mine, theirs in pairs)
+    wins = sum(a is not None and (b is None or a < b) for a, b in pairs)
     text = ", ".join(f"`{a}` {rounds_to_priority(arms[a], len(pairs))}" for a in (arm, "priority"))
     where = f"sooner in {wins} of {len(pairs)} seeds"
     if wins >= 0.8 * len(pairs):
@@ -73,7 +73,7 @@ def _final(figures: Mapping[str, Any]) -> str:
 
 
 def _verdict(pairs: Sequence[tuple[str, Mapping[str, Any], str, Mapping[str, Any]]]) -> str:
-    """Say whether one arm is above another, for every pair: by a point in the mean, and in four of five seeds."""
+    """Say whether the first of each pair is above the second, by a point in the mean and in four of five seeds."""
     below, unsure = [], []
     for _, better, name, worse in pairs:
         both = zip(better["test_accuracy"]["per_seed"], worse["test_accuracy"]["per_seed"], strict=True)

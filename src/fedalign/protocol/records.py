@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedalign.errors import FedalignError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -138,8 +140,14 @@ class History:
         return self.rounds[round]
 
     def to_frame(self) -> pd.DataFrame:
-        """Give a data frame with one row per round and client; the round's own columns repeat."""
-        import pandas as pd
+        """Return a data frame with one row per round and client; the columns of the round repeat for each client.
+
+        Raises :class:`FedalignError` if pandas, an optional dependency, is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise FedalignError("to_frame needs pandas: install it with pip install 'fedalign[pandas]'") from error
 
         rows: list[dict[str, Any]] = []
         for r in self.rounds:

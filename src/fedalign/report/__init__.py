@@ -1,1 +1,1 @@
-"""Plots, tables and a page from the folders that runs leave behind."""
+"""Plots, tables and an HTML page from the output folders of finished runs."""

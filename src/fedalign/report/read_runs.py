@@ -1,4 +1,4 @@
-"""Reads a run's folder back."""
+"""Reads the output folder of a finished run, for reports and comparisons."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from fedalign.protocol.records import History
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a folder holds: settings, summary, and the history of every arm and seed."""
+    """The content of a run's folder: settings, summary, and the history of every arm and seed."""
 
     folder: Path
     settings: dict[str, Any]
     summary: dict[str, Any]
     histories: dict[str, dict[int, History]]
-    clients: dict[str, dict[int, list[dict[str, Any]]]]  #: the final models on every client's test data
+    #: by arm and seed: the accuracy of the final model on each client's test data
+    clients: dict[str, dict[int, list[dict[str, Any]]]]
 
     @property
     def name(self) -> str:
-        """The experiment's name."""
+        """The name of the experiment, from ``config.toml``."""
         return str(self.settings["name"])
 
 
 def read_run(folder: Path) -> RunFolder:
-    """Read a finished run."""
-    for name in ("config.toml", "summary.json"):
-        if not (folder / name).is_file():
-            what = "is not a run's folder" if name == "config.toml" else "holds an unfinished run (go on with --resume)"
-            raise FedalignError(f"{folder} {what}: there is no {name} in it")
+    """Read the folder of a finished run.
+
+    Raises :class:`FedalignError` if it is not a run's folder, if the run is unfinished, or if a file is damaged.
+    """
+    if not (folder / "config.toml").is_file():
+        raise FedalignError(f"{folder} is not a run's folder: it has no config.toml")
+    if not (folder / "summary.json").is_file():
+        raise FedalignError(f"{folder} holds an unfinished run: it has no summary.json; finish the run with --resume")
     try:
         settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

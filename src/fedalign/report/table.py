@@ -1,4 +1,4 @@
-"""The closing table: one row per arm, mean ± standard deviation over seeds, the best in bold."""
+"""The tables of a run's results, for the terminal and the HTML page: a row for each arm."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from typing import Any
 
 from rich.table import Table
 
+HEADINGS = ("arm", "accuracy %", "loss", "admitted", "models up", "models down")
+NOTE = "Bold: the best shared model. Arms that train a model for each client (local) are not ranked."
+INCENTIVE = ("arm", "shared model %", "local model %", "better off", "free clients")
+INCENTIVE_TITLE = "Is a free client better off with the shared model than training alone?"
+INCENTIVE_NOTE = "Accuracy of free clients on their own test data after the last round: mean over clients and seeds."
+
 
 def rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str, str, str, bool]]:
-    """Give each arm's cells as text, and whether it is the best by test accuracy (else by test loss)."""
+    """Return the cells of each arm as text, and whether the arm has the best shared model.
+
+    ``summary`` is the content of ``summary.json``. The best model has the highest test accuracy or, if there are no
+    accuracies, the lowest test loss.
+    """
     arms: dict[str, Any] = summary["arms"]
     best = _best(arms)
     return [
@@ -25,16 +35,10 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str, str, str, bo
     ]
 
 
-HEADINGS = ("arm", "accuracy %", "loss", "admitted", "models up", "models down")
-
-
-NOTE = "Bold: the best shared model; where every client has its own (local) there is none, so it isn't ranked."
-
-
 def terminal_table(summary: dict[str, Any]) -> Table:
-    """Draw the table for a terminal."""
+    """Draw the results of all arms for a terminal, the best shared model in bold."""
     seeds = len(summary["seeds"])
-    over = f"mean ± std over {seeds} seeds" if seeds > 1 else "one seed"
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     caption = f"Test data of the priority clients, last 10 rounds, {over}. {NOTE}"
     table = Table(title=f"{summary['experiment']}, {summary['rounds']} rounds", caption=caption)
     for index, heading in enumerate(HEADINGS):
@@ -44,11 +48,11 @@ def terminal_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-INCENTIVE = ("arm", "shared model %", "own model %", "better off", "free clients")
-
-
 def incentive_rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
-    """Give, for each arm, how free clients do with its shared model and with their own; nothing without ``local``."""
+    """Return, for each arm, the free clients' accuracy with the shared model and with their local models.
+
+    The list is empty if the run has no ``local`` arm to compare with.
+    """
     return [
         (arm, f"{100 * f['shared']:.1f}", f"{100 * f['own']:.1f}", f"{f['better_off']:.1f}", f"{f['free']:.0f}")
         for arm, f in summary.get("incentive", {}).items()
@@ -56,12 +60,11 @@ def incentive_rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str, st
 
 
 def incentive_table(summary: dict[str, Any]) -> Table | None:
-    """Draw what free clients gain, for a terminal; None without a `local` arm."""
+    """Draw what free clients gain from the federation, for a terminal; None without a ``local`` arm."""
     found = incentive_rows(summary)
     if not found:
         return None
-    caption = "Free clients' accuracy on their own test data after the last round, mean over clients and seeds."
-    table = Table(title="Is a free client better off than alone?", caption=caption)
+    table = Table(title=INCENTIVE_TITLE, caption=INCENTIVE_NOTE)
     for index, heading in enumerate(INCENTIVE):
         table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
     for cells in found:

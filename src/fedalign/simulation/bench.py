@@ -1,8 +1,8 @@
-"""Batched engine against the reference loop, in one run on this machine: seconds a round, and their ratio.
+"""Compares the speed of the batched engine and the reference engine on this machine, in seconds per round.
 
-Each model case is one round of FedAvg on everybody: 60 clients, 5 epochs, batch 50 (fewer clients and samples for the
-CNN). The engines take turns; the best of each one's repeats counts, since noise only adds. The synth case runs all
-arms and 5 seeds of `synth-medium`: together in the batched engine, one after another in the reference engine.
+Each model case is one round of FedAvg on all clients: 60 clients, 5 epochs, batch size 50 (fewer clients and samples
+for the CNN). The engines take turns, and the best repeat of each counts, since noise only adds time. The synth case
+runs all arms and 5 seeds of `synth-medium`: together in the batched engine, one by one in the reference engine.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.simulation.engine.reference import ReferenceEngine
 from fedalign.training import models
 
-#: At least so many times faster than the reference loop, on 2 cores.
+#: The batched engine should be at least this many times faster than the reference engine, on 2 cores.
 GOALS = {"logistic": 3.0, "network": 2.0, "cnn": 1.0, "synth-medium": 5.0}
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int]] = {
-    # model, sample shape, classes, clients, samples a client
+    # model, sample shape, classes, clients, samples per client
     "logistic": (lambda: models.logistic(784, 10), (784,), 10, 60, 1000),
     "network": (lambda: models.mlp(784, [200, 200], 47), (784,), 47, 60, 1000),
     "cnn": (models.cnn, (3, 32, 32), 10, 6, 200),
@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int]
 
 
 def best_of(repeats: int, *works: Callable[[], object]) -> list[float]:
-    """Time works in turns; give each one's best."""
+    """Time several functions in turns, ``repeats`` times each after a warm-up call; return the best seconds of each."""
     seconds: list[list[float]] = [[] for _ in works]
     for work in works:
         work()  # warm-up
@@ -48,7 +48,7 @@ def best_of(repeats: int, *works: Callable[[], object]) -> list[float]:
 
 
 def model_case(name: str, repeats: int) -> tuple[float, float]:
-    """Time one round of a model: reference, batched."""
+    """Return the seconds of one round of a model in the reference engine and in the batched engine."""
     make, shape, classes, clients, samples = MODELS[name]
     draw = np.random.default_rng(0)
     train = [
@@ -67,8 +67,8 @@ def model_case(name: str, repeats: int) -> tuple[float, float]:
 
 
 def synth_case(rounds: int, repeats: int) -> tuple[float, float]:
-    """Time a round of all arms and seeds of ``synth-medium``: one by one in the reference engine, together batched."""
-    # The share of warm-up rounds, and so of admitted clients' work, is the full experiment's.
+    """Return the seconds per round of ``synth-medium``, all arms and seeds, in the reference and the batched engine."""
+    # The fraction of warm-up rounds, and so the work of admitted clients, is that of the full experiment.
     experiment = load("synth-medium", {"rounds": rounds})
     specs = [spec for _, _, spec in experiment.specs()]
 
@@ -81,11 +81,11 @@ def synth_case(rounds: int, repeats: int) -> tuple[float, float]:
 
 
 def run(cases: Sequence[str], repeats: int = 3, synth_rounds: int = 10) -> None:
-    """Measure and print a table."""
+    """Measure the named cases (default: all) and print a table; an unknown name raises :class:`FedalignError`."""
     for name in cases:
         if name not in GOALS:
             raise FedalignError(f"unknown case {name!r}; {nearest(name, GOALS)}")
-    table = Table(title=f"seconds a round, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    table = Table(title=f"seconds per round, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for heading in ("case", "reference", "batched", "ratio", "goal"):
         table.add_column(heading, justify="left" if heading == "case" else "right")
     console = Console(highlight=False)

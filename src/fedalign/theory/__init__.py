@@ -1,12 +1,13 @@
-"""The paper's theory, made runnable: constants, bounds, the exact expected error of quadratics, advice on ε.
+"""The paper's theory as code: constants, bounds, the exact expected error of least squares, and advice on ε.
 
-Statements, corrections and checks are in docs/theory.md.
+The statements, their corrections and how they were checked are in docs/theory.md.
 """
 
 from fedalign.theory.bounds import Bounds, bounds, path_of
 from fedalign.theory.constants import Constants, constants
 from fedalign.theory.exact import Expected, expected
-from fedalign.theory.problem import LeastSquares, Objective, Problem, Softmax
+from fedalign.theory.objectives import LeastSquares, Objective, Softmax
+from fedalign.theory.problem import Problem
 
 __all__ = [
     "Bounds",

@@ -1,9 +1,10 @@
-"""Which ε the bound would choose, from a short warm-up of the priority clients.
+"""Suggests the ε that minimises the bound, from the losses after a short warm-up of the priority clients.
 
 A round adds ``η²·6LΓ·θ + 2η·b`` to the bound's recursion, with ``θ = 1/(1 + Σ p_k I_k)`` and ``b = θ·Σ p_k I_k Γ_k``:
-free clients make the first term smaller and bring the second. A client pays as long as ``2ηΓ_k`` is below what the
-round adds without it, so at most while ``Γ_k ≤ 3LηΓ``; as η falls, fewer do. The rule sees gaps ``|F_k(w) − F(w)|``,
-not Γ_k, so the advice is the ε, among those that tell the warm-up model's gaps apart, for which a round adds least.
+free clients reduce the first term and add the second. Including a client lowers the bound only if ``2ηΓ_k`` is below
+what the round adds without it, so at most while ``Γ_k ≤ 3LηΓ``; as η falls, fewer clients qualify. The rule sees gaps
+``|F_k(w) − F(w)|``, not Γ_k. So the candidates are the values of ε that separate the gaps of the warm-up model, and the
+advice is the one for which a round adds least.
 """
 
 from __future__ import annotations
@@ -15,23 +16,27 @@ import numpy as np
 
 from fedalign.theory.bounds import bounds
 from fedalign.theory.constants import Constants
-from fedalign.theory.problem import Array, Problem
+from fedalign.theory.minimise import Array
+from fedalign.theory.problem import Problem
 
 
 @dataclass(frozen=True)
 class Piece:
-    """From ``round`` on: ε, the free clients inside it (at the warm-up's gaps), and η at its beginning."""
+    """One piece of the schedule: the ε from ``round`` on.
+
+    ``clients`` is the number of free clients whose gap at the warm-up is at most ε, ``rate`` is η at the first round.
+    """
 
     round: int
     epsilon: float
     clients: int
     rate: float
-    worth: float  #: the largest Γ_k that still pays for a first client, 3LηΓ
+    worth: float  #: 3LηΓ, the largest Γ_k at which including a first client can lower the bound
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A schedule of ε with its bound beside those of ε = 0 and ε = ∞, if gaps stay as they were at the warm-up."""
+    """A suggested schedule of ε, and bounds for it, ε = 0 and ε = ∞ if the gaps stay as at the warm-up."""
 
     pieces: tuple[Piece, ...]
     gaps: Array
@@ -39,7 +44,7 @@ class Advice:
 
 
 def advise(problem: Problem, c: Constants, losses: Array, rounds: int) -> Advice:
-    """Suggest ε for every round; ``losses`` are the clients' F_k at the warm-up's model."""
+    """Suggest ε for every round; ``losses`` are F_k(w) of all clients at the model ``w`` of the warm-up."""
     free = ~problem.priority
     total = float(problem.p[problem.priority] @ losses[problem.priority])
     gaps = np.abs(losses - total)[free]
@@ -52,7 +57,7 @@ def advise(problem: Problem, c: Constants, losses: Array, rounds: int) -> Advice
     path = []
     for round in range(rounds):
         rate = c.rate(round * c.local_steps)
-        best = int(np.argmin(rate * 6 * c.L * c.heterogeneity * theta + 2 * bias))  # over η: a tie takes the smaller ε
+        best = int(np.argmin(rate * 6 * c.L * c.heterogeneity * theta + 2 * bias))  # over η; a tie takes the smaller ε
         path.append(best)
         if not pieces or pieces[-1].epsilon != cuts[best]:
             worth = 3 * c.L * rate * c.heterogeneity
@@ -63,7 +68,7 @@ def advise(problem: Problem, c: Constants, losses: Array, rounds: int) -> Advice
 
 
 def _cuts(gaps: Array) -> Sequence[float]:
-    """Put ε between neighbouring gaps, so that small changes of them change nothing; the last takes everybody."""
+    """Return values of ε midway between neighbouring gaps, which tolerate small changes; the last admits everyone."""
     ordered = np.unique(gaps)
     between = ((ordered[1:] + ordered[:-1]) / 2).tolist()
     return [0.0, *between, *([1.5 * float(ordered[-1]) or 1.0] if len(ordered) else [])]

@@ -1,4 +1,4 @@
-"""What an experiment's runs say about the theory: each arm's θ_T, ρ_T and bound beside the error that happened."""
+"""Compares the runs of an experiment with the theory: θ_T, ρ_T and the bound of each arm beside its measured error."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from fedalign.simulation.spec import ModelFactory, RunSpec, initial_module
 from fedalign.theory.bounds import Bounds, bounds, path_of
 from fedalign.theory.constants import Constants
 from fedalign.theory.exact import Expected, expected
-from fedalign.theory.problem import Array, LeastSquares
+from fedalign.theory.minimise import Array
+from fedalign.theory.objectives import LeastSquares
 from fedalign.theory.setting import Setting, check_rate, holds_for, setting_of
 
-_POINTS = 60  # of a curve that are kept
+_POINTS = 60  # stored per curve
 
 
 def summarise(
@@ -27,14 +28,18 @@ def summarise(
     histories: Mapping[str, Mapping[int, History]],
     model: ModelFactory,
 ) -> dict[str, Any]:
-    """Compare every arm's error with its bounds; ``fails`` says which assumption fails, and then there is no bound."""
+    """Return the comparison of every arm, as ``summary.json`` stores it.
+
+    An arm without a bound has only the key ``fails``, which names the assumption that fails; so has the result if the
+    same assumption fails for all arms.
+    """
     found: dict[str, Any] = {"arms": {}}
     for arm in dict.fromkeys(arm for arm, _, _ in runs):
-        mine = [(seed, spec) for a, seed, spec in runs if a == arm and len(histories[arm][seed]) == spec.rounds]
-        if not mine:
+        complete = [(seed, spec) for a, seed, spec in runs if a == arm and len(histories[arm][seed]) == spec.rounds]
+        if not complete:
             continue
         try:
-            found["arms"][arm] = _arm(settings, mine, histories[arm], model)
+            found["arms"][arm] = _arm(settings, complete, histories[arm], model)
         except FedalignError as error:
             found["arms"][arm] = {"fails": str(error)}
     reasons = {figures.get("fails") for figures in found["arms"].values()}
@@ -55,7 +60,7 @@ def _arm(
     found: list[tuple[Constants, Bounds]] = []
     exact: list[Expected] = []
     known: dict[int, Setting] = {}
-    paths: dict[tuple[int, bytes, bytes], Expected | None] = {}  # many seeds decide alike
+    paths: dict[tuple[int, bytes, bytes], Expected | None] = {}  # many seeds make the same decisions
     for seed, spec in runs:
         if id(spec.federation) not in known:
             known[id(spec.federation)] = setting_of(settings, spec.federation, spec.local)
@@ -66,7 +71,7 @@ def _arm(
         first = setting.problem.value(start)
         values = np.array([first, *(float(r.objective or math.nan) for r in history.rounds)])
         error = values - setting.problem.value(setting.problem.minimiser)
-        # Strong convexity: a model's distance from w* follows from its error.
+        # By strong convexity, the error of a model bounds its distance from w*.
         radius = math.sqrt(2 * float(np.max(error)) / min(o.curvature()[0] for o in setting.problem.objectives))
         c = setting.constants(start, radius)
         check_rate(spec.local, c)

@@ -1,4 +1,4 @@
-"""The constants of the theorems, for a federation whose objectives are known."""
+"""The constants of the theorems, computed for a federation whose objectives are known."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedalign.errors import FedalignError
-from fedalign.theory.problem import Array, LeastSquares, Problem, thinning
+from fedalign.theory.minimise import Array
+from fedalign.theory.objectives import LeastSquares, thinning
+from fedalign.theory.problem import Problem
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What the bounds are made of.
+    """The constants that the bounds depend on.
 
-    ``gaps`` are Γ_k, ``distance`` is ‖w₀ − w*‖², ``local_steps`` is E, ``draws`` is K of Theorem 2 (None: everybody).
+    ``gaps`` are the Γ_k, ``distance`` is ‖w₀ − w*‖², ``local_steps`` is E. ``draws`` is K of Theorem 2, or None under
+    full participation.
     """
 
     L: float
@@ -31,27 +34,27 @@ class Constants:
 
     @property
     def gamma(self) -> float:
-        """γ = max(8L/μ, E)."""
+        """The constant γ = max(8L/μ, E) of the learning rate."""
         return max(8 * self.L / self.mu, float(self.local_steps))
 
     @property
     def c2(self) -> float:
-        """C₂ = 12L²/μ²."""
+        """The constant C₂ = 12L²/μ² of the bound."""
         return 12 * self.L**2 / self.mu**2
 
     @property
     def noise(self) -> float:
-        """What a step adds beside Γ and the bias: σ² + 8(E−1)²G², in Theorem 2 with 8E²G²/K more."""
+        """The noise term of a step: σ² + 8(E−1)²G², and in Theorem 2 another 8E²G²/K."""
         drift = 8 * (self.local_steps - 1) ** 2 * self.G2
         return self.sigma2 + drift + (8 * self.local_steps**2 * self.G2 / self.draws if self.draws else 0.0)
 
     def c1(self, *, printed: bool = False) -> float:
-        """C₁; as printed its last term takes γ for 8L/μ, which is too small where γ = E."""
+        """Return C₁. The printed version assumes γ = 8L/μ in its last term, which is too small if γ = E."""
         start = 4 * self.L**2 / self.mu if printed else self.L * self.gamma / 2
         return 2 * self.L / self.mu**2 * self.noise + start * self.distance
 
     def rate(self, t: int) -> float:
-        """η_t = 2/(μ(t + γ))."""
+        """Return the learning rate η_t = 2/(μ(t + γ)) of local step ``t``."""
         return 2 / (self.mu * (t + self.gamma))
 
 
@@ -64,12 +67,15 @@ def constants(
     radius: float | None = None,
     moments: tuple[float, float] | None = None,
 ) -> Constants:
-    """Compute the constants of a run that starts from ``start`` and makes ``local_steps`` steps a round.
+    """Compute the constants of a run that starts at the weights ``start`` and makes ``local_steps`` steps a round.
 
-    σ² and G² need a region. For logistic regression it is all that SGD can reach: a sample's loss has a gradient of at
-    most √2·‖x‖, so with the regulariser no step leaves ‖w‖ ≤ max(‖w₀‖, √2·max‖x‖/l2). For least squares it is the
-    ball around w* that rounds began in, ``radius``, widened by twice the client's own ‖w_k* − w*‖: full-batch steps
-    with η ≤ 1/L never move away from w_k*. ``moments`` gives σ² and G² where they are known (the exact ones of a path).
+    σ² and G² are bounds over a region. For logistic regression it is all that SGD can reach: the gradient of a
+    sample's loss is at most √2·‖x‖, so with the regulariser no step leaves ‖w‖ ≤ max(‖w₀‖, √2·max‖x‖/l2). For least
+    squares it is a ball around w*: ``radius`` contains the models that rounds start from, and is widened by
+    2·‖w_k* − w*‖, because full-batch steps with η ≤ 1/L never move away from w_k*. ``moments`` gives σ² and G² if they
+    are known exactly.
+
+    Raises :class:`FedalignError` if some objective is not strongly convex.
     """
     curvatures = [o.curvature() for o in problem.objectives]
     mu, smooth = min(c[0] for c in curvatures), max(c[1] for c in curvatures)
@@ -78,7 +84,7 @@ def constants(
     best = problem.minimiser
     minimum = problem.value(best)
     at_best = np.array([o.value(best) for o in problem.objectives])
-    # Γ and Γ_k are at least 0; what is below is rounding.
+    # Γ and Γ_k are at least 0: anything below comes from rounding.
     gaps = np.maximum(at_best - problem.minima, 0.0)
     heterogeneity = max(minimum - float(problem.p[problem.priority] @ problem.minima[problem.priority]), 0.0)
     distance = float(np.square(start - best).sum())
@@ -89,7 +95,7 @@ def constants(
 
 
 def _moments(problem: Problem, start: Array, batch: int | None, radius: float) -> tuple[float, float]:
-    """Bound a gradient's variance and second moment over the region."""
+    """Return bounds on the variance and the second moment of a gradient over the region."""
     sigma2 = G2 = 0.0
     best = problem.minimiser
     for o in problem.objectives:

@@ -1,8 +1,8 @@
-"""The expected error of least squares, without sampling: second moments of the weights, propagated step by step.
+"""Computes the expected error of least squares exactly, by propagating second moments of the weights step by step.
 
-With z = (w, 1) a client's SGD step is linear in z, with a random matrix. Its mean, and its action on E[z·zᵀ], are known
-for a batch drawn without replacement; clients' noise is independent given the model that the round began with. So
-E[F(w_T)] follows exactly for a path of inclusions that doesn't depend on the noise.
+With z = (w, 1), an SGD step of a client is linear in z, with a random matrix. The mean of that matrix, and its effect
+on E[z·zᵀ], are known for batches drawn without replacement. Given the model at the start of a round, the noise of
+different clients is independent. So E[F(w_T)] follows exactly, if the inclusions do not depend on the noise.
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ import numpy as np
 import numpy.typing as npt
 
 from fedalign.errors import FedalignError
-from fedalign.theory.problem import Array, LeastSquares, Problem, thinning
+from fedalign.theory.minimise import Array
+from fedalign.theory.objectives import LeastSquares, thinning
+from fedalign.theory.problem import Problem
 
 
 @dataclass(frozen=True)
 class Expected:
-    """``errors``: E[F(w)] − F* after 0, 1, 2, … rounds; the largest σ² and G² that occurred on the way."""
+    """``errors`` is E[F(w)] − F* after 0, 1, 2, … rounds; ``sigma2`` and ``G2`` are the largest that occurred."""
 
     errors: Array
     sigma2: float
     G2: float
 
 
-class _Moving:
-    """One client's step on E[z·zᵀ]."""
+class _ClientStep:
+    """How an SGD step of one client changes E[z·zᵀ]."""
 
     def __init__(self, objective: LeastSquares, batch: int | None) -> None:
         x, y, n = objective.x, objective.y.astype(np.float64), len(objective.x)
         d = objective.size
-        self._rows = np.concatenate([2 * x, np.zeros((n, 1))], axis=1)  # a sample's matrix is rowᵢ ⊗ (xᵢ, −yᵢ)
+        self._rows = np.concatenate([2 * x, np.zeros((n, 1))], axis=1)  # the matrix of sample i is rowᵢ ⊗ (xᵢ, −yᵢ)
         self._last = np.concatenate([x, -y[:, None]], axis=1)
         self._decay = objective.l2 * np.diag([1.0] * d + [0.0])
         self.mean = self._rows.T @ self._last / n + self._decay
         self._part = thinning(n, batch)
 
     def step(self, moment: Array, rate: float) -> tuple[Array, float, float]:
-        """Give the moment after a step, and the gradient's variance and second moment in it."""
+        """Return the moment after a step, and the variance and the second moment of the gradient."""
         mean = self.mean @ moment @ self.mean.T
         variance = np.zeros_like(mean)
         if self._part:
             n = len(self._rows)
-            sizes = np.einsum("ni,ij,nj->n", self._last, moment, self._last)  # E[(x·w − y)²] of every sample
+            sizes = np.einsum("ni,ij,nj->n", self._last, moment, self._last)  # E[(x·w − y)²] of each sample
             plain = self.mean - self._decay
             each = (self._rows * sizes[:, None]).T @ self._rows / n
             variance = self._part * (each - plain @ moment @ plain.T)
@@ -62,12 +64,16 @@ def expected(
     rate: Callable[[int], float],
     batch: int | None = None,
 ) -> Expected:
-    """Propagate the expected error; ``included`` says which free clients each round includes (rounds × clients)."""
+    """Compute the expected error after every round, and the largest σ² and G² on the way.
+
+    ``included`` marks the free clients that each round includes (rounds × clients), ``rate`` gives η_t of local step t.
+    All objectives must be least squares.
+    """
     parts = []
     for o in problem.objectives:
         if not isinstance(o, LeastSquares):
-            raise FedalignError("the expected error is known exactly for least squares alone")
-        parts.append(_Moving(o, batch))
+            raise FedalignError("the exact expected error is known only for least squares")
+        parts.append(_ClientStep(o, batch))
     z = np.append(start, 1.0)
     moment, best = np.outer(z, z), problem.minimiser
     pairs = zip(problem.objectives, problem.p * problem.priority, strict=True)

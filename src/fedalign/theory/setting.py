@@ -1,4 +1,4 @@
-"""From an experiment to the theory's problem, or to the assumption that fails."""
+"""Translates an experiment into the problem of the theorems, or names the assumption that fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from fedalign.rules.align import Align
 from fedalign.rules.baselines import Alone, Everyone, PriorityOnly
 from fedalign.rules.rule import Rule
 from fedalign.theory.constants import Constants, constants
-from fedalign.theory.problem import Array, LeastSquares, Objective, Problem, Softmax
+from fedalign.theory.minimise import Array
+from fedalign.theory.objectives import LeastSquares, Objective, Softmax
+from fedalign.theory.problem import Problem
 from fedalign.training.local import LocalSGD
 from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.schedules import InverseTime
@@ -23,7 +25,7 @@ from fedalign.training.schedules import InverseTime
 
 @dataclass(frozen=True)
 class Setting:
-    """A federation as the theory sees it: objectives, local work, and how flat weights are read."""
+    """A federation as the theorems see it: the objectives, the local work, and the layout of the weights."""
 
     problem: Problem
     local_steps: int
@@ -33,7 +35,7 @@ class Setting:
     bias: bool
 
     def weights(self, flat: Any) -> Array:
-        """Read a model's flat weights in the problem's order: of each output, its row, then its bias."""
+        """Reorder the flat weights of a model as the problem has them: for each output its row, then its bias."""
         vector: Array = np.asarray(flat.detach().cpu().double())
         if not self.bias:
             return vector
@@ -43,12 +45,12 @@ class Setting:
     def constants(
         self, start: Array, radius: float | None = None, moments: tuple[float, float] | None = None
     ) -> Constants:
-        """Compute the constants for a run from ``start``."""
+        """Compute the constants of a run that starts at ``start``; see :func:`fedalign.theory.constants`."""
         return constants(self.problem, start, self.local_steps, self.batch, self.draws, radius, moments)
 
 
 def check_settings(settings: Mapping[str, Any], local: LocalOptimizer) -> None:
-    """Refuse what no federation can put right; a :class:`FedalignError` says which assumption fails."""
+    """Refuse settings under which the theorems never hold; a :class:`FedalignError` names the assumption that fails."""
     kind = settings["model"]["kind"]
     if kind not in ("linear", "logistic"):
         raise FedalignError(f"Assumption 2 (strong convexity) fails: the objective of the model {kind!r} is not convex")
@@ -78,13 +80,13 @@ def check_settings(settings: Mapping[str, Any], local: LocalOptimizer) -> None:
 
 
 def setting_of(settings: Mapping[str, Any], federation: Federation, local: LocalOptimizer) -> Setting:
-    """Read an experiment's settings; a :class:`FedalignError` says which assumption fails."""
+    """Translate the settings and the federation; a :class:`FedalignError` names the assumption that fails."""
     check_settings(settings, local)
     kind, loss, part = settings["model"]["kind"], settings["loss"], settings["participation"]
     steps = {local.steps_for(len(client.train)) for client in federation.clients}
     if len(steps) > 1:
         raise FedalignError(
-            f"every client must make the same number E of local steps, not {sorted(steps)}: set local.steps"
+            f"all clients must make the same number E of local steps, not {sorted(steps)}: set local.steps"
         )
     smallest = min(len(client.train) for client in federation.clients)
     batch = (
@@ -95,14 +97,14 @@ def setting_of(settings: Mapping[str, Any], federation: Federation, local: Local
     if batch is not None and not local.fresh and next(iter(steps)) > 1:
         raise FedalignError(
             "Assumption 3 (unbiased gradients) fails: the batches of a pass over the data depend on each other; "
-            "set local.fresh = true, or batch_size to the data's"
+            "set local.fresh = true, or batch_size to the number of samples"
         )
     if batch is not None and batch > smallest:
         raise FedalignError(f"batch_size {batch} is more than some client's {smallest} samples")
     outputs = settings["model"].get("outputs") or settings["model"]["classes"]
     pool = federation.pool
     if not pool.x.dtype.is_floating_point or np.any(np.asarray(pool.mean) != 0) or np.any(np.asarray(pool.std) != 1):
-        raise FedalignError("the theory reads features as they are, but these are normalised on the way to the model")
+        raise FedalignError("the theory needs features that are not normalised, but the data has a mean or std")
     objectives: list[Objective] = []
     bias = kind == "logistic"
     for client in federation.clients:
@@ -121,16 +123,16 @@ def setting_of(settings: Mapping[str, Any], federation: Federation, local: Local
 
 
 def check_rate(local: LocalOptimizer, c: Constants) -> None:
-    """Refuse a learning rate that isn't the theorem's."""
+    """Refuse a learning rate that differs from the one in the theorems."""
     rate = local.schedule
     same = isinstance(rate, InverseTime) and rate.numerator == 2.0
     if not (same and math.isclose(rate.mu, c.mu, rel_tol=1e-6) and math.isclose(rate.gamma, c.gamma, rel_tol=1e-6)):  # type: ignore[attr-defined]
         raise FedalignError(
-            f"the learning rate is not the theorems': they need η_t = 2/(μ(t+γ)) with μ = {c.mu:.6g} and γ = "
+            f"the learning rate is not that of the theorems: they need η_t = 2/(μ(t+γ)) with μ = {c.mu:.6g} and γ = "
             f'{c.gamma:.6g} (local.lr = {{schedule = "theory"}}), not {rate}'
         )
 
 
 def holds_for(rule: Rule | Alone) -> bool:
-    """Tell whether a rule decides before clients train, as the theorems' indicators do."""
+    """Tell whether a rule decides before clients train, as the theorems assume."""
     return isinstance(rule, Align | Everyone | PriorityOnly) and not rule.needs_updates

@@ -1,4 +1,4 @@
-"""Losses, one number per sample. Any callable ``(outputs, targets) -> losses`` of that kind works."""
+"""Loss functions that return one number per sample. Any callable ``(outputs, targets) -> losses`` like these works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PerSampleLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of class scores against class numbers.
+    """Return the cross-entropy of class scores against class numbers.
 
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).item() == torch.tensor(4.0).log().item()
     True
@@ -20,7 +20,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Squared error, averaged over a sample's outputs; for regression.
+    """Return the squared error, averaged over the outputs of a sample; for regression.
 
     >>> squared_error(torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 2.0])).tolist()
     [1.0, 0.0]
@@ -30,7 +30,9 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Give each sample's accuracy: whether the highest score is the right class, or how often over its positions.
+    """Return the accuracy of each sample: 1 if the highest score is the right class, else 0.
+
+    If a sample has several positions, such as a sequence, this is the mean over them.
 
     >>> hits(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1])).tolist()
     [1.0, 0.0]

@@ -1,4 +1,4 @@
-"""The paper's models, and how an experiment names one."""
+"""The models of the paper, and the names that experiments use for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedalign.errors import FedalignError
 
 
 def logistic(inputs: int, classes: int) -> nn.Module:
-    """Multinomial logistic regression.
+    """Build a multinomial logistic regression.
 
     >>> logistic(784, 10)
     Sequential(
@@ -24,7 +24,7 @@ def logistic(inputs: int, classes: int) -> nn.Module:
 
 
 def linear(inputs: int, outputs: int = 1) -> nn.Module:
-    """Build a linear model without bias that starts at zero, in double precision: the theory's.
+    """Build a linear model without bias, in double precision and with weights of zero, for experiments on theory.
 
     >>> linear(3)
     Linear(in_features=3, out_features=1, bias=False)
@@ -36,7 +36,11 @@ def linear(inputs: int, outputs: int = 1) -> nn.Module:
 
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Module:
-    """A network of fully connected ReLU layers; the paper's for EMNIST is ``mlp(784, [200, 200], 47)``."""
+    """Build a network of fully connected ReLU layers; the paper uses ``mlp(784, [200, 200], 47)`` for EMNIST.
+
+    >>> sum(p.numel() for p in mlp(784, [200, 200], 47).parameters())
+    206647
+    """
     _at_least_one(inputs=inputs, classes=classes)
     layers: list[nn.Module] = [nn.Flatten()]
     for width in hidden:
@@ -47,7 +51,11 @@ def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Module:
 
 
 def cnn(channels: int = 3, classes: int = 10) -> nn.Module:
-    """Build the paper's CNN for 32×32 images: two 5×5 convolutions, three linear layers, BatchNorm, Kaiming init."""
+    """Build the CNN of the paper for 32×32 images: two 5×5 convolutions, three linear layers, BatchNorm, Kaiming init.
+
+    >>> cnn()(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
     _at_least_one(channels=channels, classes=classes)
     model = nn.Sequential(
         nn.Conv2d(channels, 32, 5),

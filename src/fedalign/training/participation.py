@@ -1,4 +1,7 @@
-"""Which clients can be reached in a round. A draw is a function of (seed, round, client), so a resume repeats it."""
+"""Participation patterns: which clients are reachable in a round.
+
+A draw depends only on (seed, round, client), so a resumed run reaches the same clients.
+"""
 
 from __future__ import annotations
 
@@ -21,44 +24,44 @@ _ROUND = re.compile("[0-9]{1,9}")
 
 @dataclass(frozen=True)
 class Presence:
-    """One round's draw: the reachable clients, and how often each priority client was drawn (Theorem 2), if it was."""
+    """The reachable clients of one round and, under Theorem 2, how often each priority client was drawn."""
 
     reachable: tuple[bool, ...]
     draws: dict[int, int] | None = None
 
 
 class Participation(abc.ABC):
-    """A participation pattern. Subclass it and define :meth:`draw`."""
+    """A pattern of participation. Subclass it and define :meth:`draw`."""
 
     @abc.abstractmethod
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Return the clients that can be reached in this round."""
+        """Return the clients that are reachable in this round."""
 
     def draw_evaluators(self, round: int, roster: Roster, seed: int) -> Presence | None:
-        """Return the clients that may evaluate candidates in this round; None: those that take part in it.
+        """Return the clients that may evaluate candidates in this round, for rules that let priority clients choose.
 
-        Where the server draws the clients that train, it draws evaluators afresh. Clients that have just trained
-        favour what they know, and the others' data would not count.
+        None means those that take part. If the server samples the clients that train, it draws the evaluators
+        separately: clients that have just trained favour their own data, and the data of the others would not count.
         """
         return None
 
     def check(self, roster: Roster, rounds: int) -> None:
-        """Refuse, before any work, a pattern that cannot serve this roster."""
+        """Raise :class:`FedalignError`, before any training, if the pattern does not fit this roster."""
         return
 
 
 @dataclass(frozen=True)
 class Full(Participation):
-    """Everybody, always."""
+    """Full participation: every client is reachable in every round."""
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Return all clients."""
+        """Return all clients as reachable."""
         return Presence((True,) * len(roster))
 
 
 @dataclass(frozen=True)
 class Uniform(Participation):
-    """A fraction of all clients, priority and free, drawn without replacement every round."""
+    """A fraction of all clients, priority and free, is drawn without replacement in every round."""
 
     fraction: float
 
@@ -71,7 +74,7 @@ class Uniform(Participation):
         return self._drawn(roster, seed, Purpose.PARTICIPATION, round)
 
     def draw_evaluators(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Draw as many clients again, independently."""
+        """Draw as many clients, independently of :meth:`draw`."""
         return self._drawn(roster, seed, Purpose.EVALUATORS, round)
 
     def _drawn(self, roster: Roster, *words: int) -> Presence:
@@ -82,9 +85,10 @@ class Uniform(Participation):
 
 @dataclass(frozen=True)
 class Replacement(Participation):
-    """Theorem 2: ``draws`` draws from the priority clients with probabilities ``p_k``; all free clients.
+    """The sampling of Theorem 2: K = ``draws`` draws from the priority clients, with probabilities ``p_k``.
 
-    A priority client drawn c times counts ``c/K`` in the aggregate, in place of its ``p_k``.
+    A priority client that is drawn c times has the weight ``c/K`` in the aggregate, in place of its ``p_k``. All free
+    clients are reachable.
     """
 
     draws: int
@@ -94,17 +98,17 @@ class Replacement(Participation):
             raise FedalignError(f"draws must be a whole number of at least 1, not {self.draws!r}")
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Draw the multiset of priority clients."""
+        """Draw priority clients with replacement, and count the draws of each."""
         return self._drawn(roster, seed, Purpose.PARTICIPATION, round)
 
     def draw_evaluators(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Draw another multiset, independently."""
+        """Draw in the same way, independently of :meth:`draw`."""
         return self._drawn(roster, seed, Purpose.EVALUATORS, round)
 
     def _drawn(self, roster: Roster, *words: int) -> Presence:
         p = np.where(roster.priority, roster.p, 0.0)
         u = uniforms(*words, np.arange(self.draws))
-        # Dividing by the last sum keeps a draw just below 1 from falling behind the last priority client.
+        # Dividing by the sum keeps a draw just below 1 within the last priority client.
         cumulative = np.cumsum(p) / np.sum(p)
         drawn = np.searchsorted(cumulative, u, side="right")
         drawn = np.minimum(drawn, int(np.flatnonzero(p)[-1]))
@@ -115,7 +119,7 @@ class Replacement(Participation):
 
 @dataclass(frozen=True)
 class Bernoulli(Participation):
-    """Priority clients always; each free client with probability ``p``, independently."""
+    """Priority clients are always reachable; each free client is, independently, with probability ``p``."""
 
     p: float
 
@@ -124,17 +128,17 @@ class Bernoulli(Participation):
             raise FedalignError(f"p must be in [0, 1], not {self.p}")
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Flip a coin for every free client."""
+        """Draw each free client independently."""
         u = uniforms(seed, Purpose.PARTICIPATION, round, np.arange(len(roster)))
         return Presence(tuple(bool(f or u[k] < self.p) for k, f in enumerate(roster.priority)))
 
 
 @dataclass(frozen=True)
 class Trace(Participation):
-    """A CSV file with columns ``round,client`` says who is there when (a client by name, else by number from 0).
+    """A CSV file with columns ``round,client`` lists the reachable clients of each round, by name or number from 0.
 
-    ``repeat`` starts the trace again after its last round: a day that recurs. Without it, rounds behind the end of
-    the trace have nobody and are skipped.
+    With ``repeat``, the trace starts again after its last round, like a day. Without it, rounds after the end of the
+    trace have no reachable client and are skipped.
     """
 
     path: str | Path
@@ -145,7 +149,7 @@ class Trace(Participation):
         object.__setattr__(self, "rows", _read_trace(Path(self.path)))
 
     def draw(self, round: int, roster: Roster, seed: int) -> Presence:
-        """Look up the round in the trace."""
+        """Return the clients that the trace lists for this round."""
         t = round % (max(self.rows) + 1) if self.repeat else round
         there = self.rows.get(t, frozenset())
         named = set(roster.names)
@@ -154,7 +158,7 @@ class Trace(Participation):
         )
 
     def check(self, roster: Roster, rounds: int) -> None:
-        """Refuse clients that nobody knows."""
+        """Raise :class:`FedalignError` if the trace names a client that is not in the roster."""
         known = set(roster.names) | {str(k) for k in range(len(roster))}
         for round, there in sorted(self.rows.items()):
             for client in sorted(there - known):

@@ -1,4 +1,4 @@
-"""ε_t and η_t over time: numbers that may change from round to round, or from local step to local step."""
+"""Schedules of ε_t and η_t: numbers that change from round to round, or from local step to local step."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fedalign.errors import FedalignError, nearest
 
 
 class Schedule(abc.ABC):
-    """A number over time. Subclass it and define :meth:`at`; plain callables of ``t`` work too.
+    """A number that depends on time. Subclass it and define :meth:`at`; a plain callable of ``t`` works too.
 
-    ``counts`` says what ``t`` counts when the schedule is a learning rate: rounds, or the local steps that a client
-    has done since round 0. As ε it is always evaluated once a round.
+    ``counts`` says what ``t`` counts if the schedule is a learning rate: rounds, or the local steps of a client since
+    round 0. A schedule of ε is always evaluated once per round.
     """
 
     counts: ClassVar[Literal["rounds", "steps"]] = "rounds"
 
     @abc.abstractmethod
     def at(self, t: int, total: int) -> float:
-        """Give the value at time ``t`` (from 0) of a run of ``total`` rounds."""
+        """Return the value at time ``t``, counted from 0, in a run of ``total`` rounds."""
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same value always."""
+    """The same value in every round."""
 
     value: float
 
     def at(self, t: int, total: int) -> float:
-        """Give the value."""
+        """Return the value, whatever the round."""
         return self.value
 
 
@@ -50,7 +50,7 @@ class Linear(Schedule):
     over: int | None = None
 
     def at(self, t: int, total: int) -> float:
-        """Interpolate."""
+        """Return the point on the line at round ``t``."""
         done = _progress(t, self.over, total)
         return self.start * (1 - done) + self.end * done
 
@@ -64,7 +64,7 @@ class Cosine(Schedule):
     over: int | None = None
 
     def at(self, t: int, total: int) -> float:
-        """Interpolate."""
+        """Return the point on the cosine at round ``t``."""
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * _progress(t, self.over, total))) / 2
 
 
@@ -80,7 +80,7 @@ class Exponential(Schedule):
     decay: float
 
     def at(self, t: int, total: int) -> float:
-        """Decay."""
+        """Return ``start``, decayed ``t`` times."""
         return self.start * self.decay**t
 
 
@@ -101,7 +101,7 @@ class Step(Schedule):
             raise FedalignError(f"Step: every must be at least 1 round, not {self.every}")
 
     def at(self, t: int, total: int) -> float:
-        """Step down."""
+        """Return ``start``, multiplied by ``factor`` once for every completed period."""
         return self.start * self.factor ** (t // self.every)
 
 
@@ -126,7 +126,7 @@ class Piecewise(Schedule):
             raise FedalignError(f"Piecewise: pieces must start at round 0 and rise, not at {starts}")
 
     def at(self, t: int, total: int) -> float:
-        """Look the piece up."""
+        """Return the value of the piece that contains round ``t``."""
         return [value for start, value in self.pieces if start <= t][-1]
 
 
@@ -148,32 +148,32 @@ class InverseTime(Schedule):
             raise FedalignError(f"InverseTime: mu and gamma must be positive, not {self.mu} and {self.gamma}")
 
     def at(self, t: int, total: int) -> float:
-        """Decay."""
+        """Return the rate at local step ``t`` (at round ``t`` as ε)."""
         return self.numerator / (self.mu * (t + self.gamma))
 
 
 @dataclass(frozen=True)
 class Theory(Schedule):
-    """The theorems' learning rate, ``2/(μ(t + γ))``, with the constants of the experiment's own federation.
+    """The learning rate of the theorems, ``2/(μ(t + γ))``, with the constants of the experiment's federation.
 
-    An experiment puts an :class:`InverseTime` in its place; until then it has no values.
+    It is a placeholder without values: an experiment replaces it by an :class:`InverseTime`.
     """
 
     counts: ClassVar[Literal["rounds", "steps"]] = "steps"
 
     def at(self, t: int, total: int) -> float:
-        """Say that it isn't bound to a federation."""
+        """Raise ValueError, because the schedule has no values before an experiment replaces it."""
         raise ValueError('schedule "theory" needs the federation of an experiment')
 
 
 @dataclass(frozen=True)
 class FromCallable(Schedule):
-    """Any Python callable of the round."""
+    """A schedule that calls a Python function of the round."""
 
     function: Callable[[int], float]
 
     def at(self, t: int, total: int) -> float:
-        """Call it."""
+        """Return the value of the function at ``t``."""
         return float(self.function(t))
 
 
@@ -192,7 +192,7 @@ Schedulable = float | Schedule | Callable[[int], float]
 
 
 def as_schedule(value: Schedulable | Mapping[str, Any], what: str) -> Schedule:
-    """Read a number, a schedule, a callable of the round, or a table such as ``{schedule = "linear", start = 0.4}``.
+    """Return a schedule from a number, a callable of the round, or a table like ``{schedule = "linear", start = 0.4}``.
 
     >>> as_schedule({"schedule": "linear", "start": 0.4}, "epsilon")
     Linear(start=0.4, end=0.0, over=None)
@@ -211,7 +211,7 @@ def as_schedule(value: Schedulable | Mapping[str, Any], what: str) -> Schedule:
 
 
 def values(schedule: Schedule, rounds: int, what: str, *, positive: bool = False) -> list[float]:
-    """Evaluate a schedule in every round and refuse what no round may have (negative, NaN)."""
+    """Return the values in all rounds; refuse NaN and negative values, with ``positive`` also zero and infinity."""
     found = []
     for t in range(rounds):
         try:
@@ -220,7 +220,7 @@ def values(schedule: Schedule, rounds: int, what: str, *, positive: bool = False
             raise FedalignError(f"{what} cannot be computed in round {t}: {error}") from error
         found.append(value)
         if math.isnan(value) or value < 0 or (positive and not 0 < value < math.inf):
-            need = "a positive number" if positive else "a number of at least 0 (inf admits everybody)"
+            need = "a positive number" if positive else "a number of at least 0 (inf admits everyone)"
             raise FedalignError(f"{what} is {value} in round {t}; it must be {need}")
     return found
 

@@ -1,8 +1,8 @@
-"""What the server does with the round's aggregate: take it (FedAvg), or step towards it as an optimiser would.
+"""Server optimisers: how the server moves the model towards the aggregate of a round. FedAvg takes the aggregate.
 
-Reddi et al., "Adaptive Federated Optimization" (2021, arXiv:2003.00295): the difference ``Δ = mean − w`` is treated as
-a gradient. FedAvgM is Hsu, Qi and Brown (2019, arXiv:1909.06335). Models are anything with arithmetic, as in the
-protocol.
+The difference ``Δ = mean − w`` is treated as a gradient (Reddi et al., "Adaptive Federated Optimization", 2021,
+arXiv:2003.00295). FedAvgM is from Hsu, Qi and Brown (2019, arXiv:1909.06335). As in the protocol, a model is any object
+with arithmetic.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class FedAvgM(ServerOptimizer):
 
 @dataclass(frozen=True)
 class FedAdam(ServerOptimizer):
-    """``m ← β₁m + (1−β₁)Δ``, ``v ← β₂v + (1−β₂)Δ²``, ``w ← w + lr·m/(√v + τ)``; v begins at τ², as in the paper.
+    """``m ← β₁m + (1−β₁)Δ``, ``v ← β₂v + (1−β₂)Δ²``, ``w ← w + lr·m/(√v + τ)``; v starts at τ², as in the paper.
 
     With β₁ = β₂ = 0 and τ = lr far above every |Δ| it is FedAvg.
     """
@@ -121,7 +121,7 @@ class FedAdam(ServerOptimizer):
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """FedAdam with ``v ← v − (1−β₂)Δ²·sign(v − Δ²)``: v changes by what came in, not by how large it was."""
+    """FedAdam with ``v ← v − (1−β₂)Δ²·sign(v − Δ²)``, so that the change of v depends on Δ² and not on v."""
 
     def _second(self, v: Model, square: Model) -> Model:
         sign = (v > square) * 1.0 - (v < square) * 1.0
@@ -130,7 +130,7 @@ class FedYogi(FedAdam):
 
 @dataclass(frozen=True)
 class Partial(ServerOptimizer):
-    """Steps the first ``size`` numbers of flat models and takes the mean of the rest: BatchNorm's statistics."""
+    """Steps the first ``size`` numbers of a flat model; BatchNorm statistics, the rest, are averaged."""
 
     optimizer: ServerOptimizer
     size: int

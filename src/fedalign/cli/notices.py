@@ -1,4 +1,4 @@
-"""How commands speak beside their output: errors, and notes that must be heard."""
+"""Messages on the standard error stream: errors, and notes that appear even with --quiet."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedalign.errors import FederationWarning
 
 
 @contextlib.contextmanager
-def notes_said() -> Iterator[list[str]]:
-    """Collect warnings about federations, and notes, and say each once."""
+def printed_notes() -> Iterator[list[str]]:
+    """Collect warnings about federations and print each once, followed by the notes that the caller appends."""
     notes: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FederationWarning)
         yield notes
     for note in dict.fromkeys([*(str(w.message) for w in caught), *notes]):
-        errors().print(f"[yellow]note:[/] {escape(note)}")
+        error_console().print(f"[yellow]note:[/] {escape(note)}")
 
 
-def errors() -> Console:
-    """Speak on the standard error stream: errors, and notes that must be heard also with --quiet."""
+def error_console() -> Console:
+    """Return a console for the standard error stream, which --quiet does not silence."""
     return Console(stderr=True, highlight=False, soft_wrap=True)

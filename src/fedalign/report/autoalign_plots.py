@@ -1,4 +1,4 @@
-"""Pictures of a rule that lets the priority clients choose: the ε that they chose, and what they chose among."""
+"""Pictures of AutoALIGN's decisions: the ε that the evaluators chose, and the candidates they chose among."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fedalign.protocol.records import History, RoundRecord
-from fedalign.report.plots import figure_of
+from fedalign.report.plot_style import figure_of, rounds_axis
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
-    """Draw which ε the priority clients chose, seed by seed, and where they were served a model of their own.
+def chosen_epsilon(runs: Mapping[int, History], title: str) -> Figure | None:
+    """Plot the ε of the chosen candidate in every round, one colour for each seed.
 
-    None if there was no choice.
+    A cross at ε = 0 marks a round in which the fallback, the priority-only model, was served instead. Returns None
+    if no round had candidates.
     """
     histories = {seed: history for seed, history in runs.items() if any(r.tried for r in history.rounds)}
     if not histories:
@@ -30,29 +32,29 @@ def chosen(runs: Mapping[int, History], title: str) -> Figure | None:
     }
     finite = [e for points in picked.values() for _, e in points if 0 < e < np.inf]
     top = 2 * max(finite, default=1.0)  # where ∞ is drawn
-    for paint, (seed, points) in zip(_tints(len(picked)), picked.items(), strict=True):
+    for tint, (seed, points) in zip(_tints(len(picked)), picked.items(), strict=True):
         x, y = [at for at, _ in points], np.minimum([e for _, e in points], top)
-        axes.plot(x, y, "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}", clip_on=False)
-        back = [r.round + 1 for r in histories[seed].rounds if set_aside(r)]
-        if back:
-            axes.plot(back, [0] * len(back), "x", ms=5, mew=1.2, color=paint, clip_on=False, zorder=3)
-    if any(set_aside(r) for history in histories.values() for r in history.rounds):
-        axes.plot([], [], "x", ms=5, mew=1.2, color="black", label="the priority clients' own model instead")
+        axes.plot(x, y, "o", ms=4, alpha=0.7, mew=0, color=tint, label=f"seed {seed}", clip_on=False)
+        fallback = [r.round + 1 for r in histories[seed].rounds if fallback_served(r)]
+        if fallback:
+            axes.plot(fallback, [0] * len(fallback), "x", ms=5, mew=1.2, color=tint, clip_on=False, zorder=3)
+    if any(fallback_served(r) for history in histories.values() for r in history.rounds):
+        axes.plot([], [], "x", ms=5, mew=1.2, color="black", label="fallback: priority-only model served")
     axes.set_yscale("symlog", linthresh=0.01)
     axes.set_ylim(0, 1.1 * top)
     if any(e == np.inf for points in picked.values() for _, e in points):
         axes.set_yticks([*(tick for tick in axes.get_yticks() if tick < top), top])
         labels = [f"{tick:g}" for tick in axes.get_yticks()[:-1]]
         axes.set_yticklabels([*labels, "∞"])
-    axes.set(title=title, xlabel="communication round", ylabel="chosen ε (0: nobody)")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
+    axes.set(title=title, ylabel="chosen ε (0: no free client)")
+    _finish(axes)
     return figure
 
 
-def losses(runs: Mapping[int, History], title: str) -> Figure | None:
-    """Draw every candidate's held-out loss against that of the priority clients' own, and the chosen ones by seed.
+def candidate_losses(runs: Mapping[int, History], title: str) -> Figure | None:
+    """Plot every candidate's held-out loss relative to the candidate without free clients; the chosen ones by seed.
 
-    None if there was no choice, or never one with the empty set.
+    Returns None if no round had candidates, or none of them was without free clients.
     """
     others: list[tuple[int, float]] = []
     picked: dict[int, list[tuple[int, float]]] = {}
@@ -62,25 +64,35 @@ def losses(runs: Mapping[int, History], title: str) -> Figure | None:
             if nobody is None:
                 continue
             for t in r.tried:
-                if t.loss is not None and t.loss > 0:  # on a logarithmic axis
+                if t.loss is not None and t.loss > 0:  # 0 has no place on a logarithmic axis
                     (picked.setdefault(seed, []) if t.chosen else others).append((r.round + 1, t.loss / nobody))
     if not picked:
         return None
     figure, axes = figure_of(height=4.4)
-    axes.plot(*_columns(others), "o", ms=1.6, alpha=0.35, mew=0, color="0.6", label="other candidates", rasterized=True)
+    axes.plot(*_columns(others), "o", ms=2.4, alpha=0.5, mew=0, color="0.6", label="other candidates", rasterized=True)
     axes.axhline(1.0, color="0.4", linestyle=":", linewidth=1)
-    for paint, (seed, points) in zip(_tints(len(picked)), picked.items(), strict=True):
-        axes.plot(*_columns(points), "o", ms=3, alpha=0.6, mew=0, color=paint, label=f"seed {seed}")
+    for tint, (seed, points) in zip(_tints(len(picked)), picked.items(), strict=True):
+        axes.plot(*_columns(points), "o", ms=4, alpha=0.7, mew=0, color=tint, label=f"chosen, seed {seed}")
     low = min(share for points in picked.values() for _, share in points)
     axes.set_yscale("log")
-    axes.set_ylim(low / 1.1, max(1 / low, 2.0))  # what is far worse need not be seen
+    axes.set_ylim(low / 1.1, max(1 / low, 2.0))  # far worse candidates would flatten the rest
     steps = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 20)
     ticks = [tick for tick in steps if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set(title=title, xlabel="communication round", ylabel="held-out loss / that with nobody admitted")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
+    axes.set(title=title, ylabel="held-out loss, relative to\nthe candidate without free clients")
+    _finish(axes)
     return figure
+
+
+def fallback_served(record: RoundRecord) -> bool:
+    """Tell whether the priority-only model was served in a round, in place of the chosen candidate."""
+    return bool(record.tried and record.fallback and record.fallback.behind)
+
+
+def _finish(axes: Axes) -> None:
+    rounds_axis(axes)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
 
 
 def _tints(seeds: int) -> npt.NDArray[np.float64]:
@@ -91,8 +103,3 @@ def _tints(seeds: int) -> npt.NDArray[np.float64]:
 
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
     return [at for at, _ in points], [value for _, value in points]
-
-
-def set_aside(record: RoundRecord) -> bool:
-    """Tell whether the priority clients were served their own model in a round, not their choice."""
-    return bool(record.tried and record.fallback and record.fallback.behind)

@@ -1,0 +1,114 @@
+"""The pictures of a report: what they draw, and when there is nothing to draw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import federation, linear
+
+import fedalign as fa
+from fedalign.report import autoalign_plots, client_plots, plot_style, round_plots
+
+
+@pytest.fixture(scope="module")
+def histories():
+    specs = {
+        name: [fa.RunSpec(federation(seed=seed), rule, 5, warmup=0.2, seed=seed) for seed in (0, 1)]
+        for name, rule in (("fedalign", fa.Align(0.5)), ("auto", fa.AutoAlign()), ("all", fa.Everyone()))
+    }
+    results = fa.simulate_many([spec for own in specs.values() for spec in own], linear, device="cpu")
+    names = [name for name, own in specs.items() for _ in own]
+    found = {name: {} for name in specs}
+    for name, result in zip(names, results, strict=True):
+        found[name][len(found[name])] = result.history
+    return found
+
+
+def labels(figure):
+    return [text.get_text() for axes in figure.axes for text in (axes.get_legend().get_texts() if axes.legend_ else [])]
+
+
+def test_the_heat_map_shows_who_was_admitted(histories):
+    runs = histories["fedalign"]
+    image = np.asarray(client_plots.admitted(runs, "title").axes[0].images[0].get_array())
+    expected = np.mean(
+        [[[c.decision == "admitted" for c in r.clients[2:]] for r in h.rounds] for h in runs.values()], 0
+    )
+    assert np.allclose(image, expected.T)
+    assert image.max() > 0
+
+
+def test_only_arms_that_select_have_a_heat_map(histories):
+    assert client_plots.selects(histories["fedalign"])
+    assert client_plots.selects(histories["auto"])
+    assert not client_plots.selects(histories["all"])
+
+
+def test_curves_are_means_over_seeds(histories):
+    figure = round_plots.curves(histories, "test_accuracy", "title", "label", 1, percent=True)
+    line = next(line for line in figure.axes[0].lines if line.get_label() == "all")
+    expected = np.mean([[100 * r.test_accuracy for r in h.rounds] for h in histories["all"].values()], 0)
+    assert np.allclose(line.get_ydata(), expected)
+    assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
+
+
+def test_a_diverged_seed_is_short_and_a_missing_value_is_nan(histories):
+    whole = histories["all"][0]
+    short = fa.History([replace(whole[0], test_accuracy=None), whole[1]])
+    table = round_plots.by_seed_and_round({0: whole, 1: short, 2: fa.History()}, "test_accuracy")
+    assert table.shape == (2, 5)
+    assert np.isnan(table[1]).tolist() == [True, False, True, True, True]
+
+
+def test_pictures_of_candidates(histories):
+    runs = histories["auto"]
+    assert autoalign_plots.chosen_epsilon(runs, "ε") is not None
+    assert "other candidates" in labels(autoalign_plots.candidate_losses(runs, "losses"))
+    assert autoalign_plots.chosen_epsilon(histories["all"], "ε") is None
+    assert autoalign_plots.candidate_losses(histories["fedalign"], "losses") is None
+
+
+def test_a_loss_of_zero_does_not_break_the_picture(histories):
+    """A logarithmic axis has no place for it."""
+    history = histories["auto"][0]
+    perfect = fa.History(
+        [replace(r, tried=tuple(replace(t, loss=0.0 if t.chosen else t.loss) for t in r.tried)) for r in history.rounds]
+    )
+    assert autoalign_plots.candidate_losses({0: perfect, 1: history}, "losses") is not None
+
+
+def test_a_served_fallback_is_marked(histories):
+    history = histories["auto"][0]
+    last = next(r for r in reversed(history.rounds) if r.tried and r.fallback)
+    served = replace(last, fallback=replace(last.fallback, behind=True))
+    assert not any(autoalign_plots.fallback_served(r) for r in histories["all"][0].rounds)
+    assert autoalign_plots.fallback_served(served)
+    figure = autoalign_plots.chosen_epsilon({0: fa.History([*history.rounds[:-1], served])}, "ε")
+    assert "fallback: priority-only model served" in labels(figure)
+
+
+def test_incentive_counts_free_clients_only():
+    def tests(*accuracies):
+        return {0: [{"id": k, "priority": k == 0, "test_accuracy": a} for k, a in enumerate(accuracies)]}
+
+    found = {"local": tests(0.5, 0.5, 0.5, None), "all": tests(0.9, 0.6, 0.4, 0.8)}
+    assert labels(client_plots.incentive(found, "local", "title")) == ["all: 1 of 2 better off"]
+    assert client_plots.incentive({"local": found["local"]}, "local", "title") is None
+
+
+def test_class_counts_count_a_sample_once():
+    fed = federation()
+    image = np.asarray(client_plots.class_counts(fed, "title").axes[0].images[0].get_array())
+    assert image.sum(1).tolist() == [40, 25, 60, 33, 18]
+
+
+@pytest.mark.pictures
+def test_a_saved_picture_is_the_same_every_time(tmp_path):
+    def draw(name):
+        figure, axes = plot_style.figure_of()
+        axes.plot([1, 2], [3, 4], color=plot_style.colour("auto", 0))
+        return [path.read_bytes() for path in plot_style.save(figure, tmp_path / name)]
+
+    assert draw("a") == draw("b")
