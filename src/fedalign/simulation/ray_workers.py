@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedalign import user_modules
 from fedalign.errors import FedalignError
 from fedalign.protocol.messages import RoundDone
 from fedalign.simulation.api import ModelFactory, RunSpec, Simulation, SimulationResult
@@ -60,6 +61,8 @@ class RaySimulation:
     def rounds(self) -> Iterator[list[Event]]:
         """Let the workers go; give what happened as they report it, one worker's round at a time."""
         ray = _ray()
+        for module in user_modules.loaded():
+            ray.cloudpickle.register_pickle_by_value(module)  # a worker cannot import what lies beside our settings
         work = ray.remote(num_returns="streaming", max_retries=0, **self._needs)(_work)
         streams = {}
         for share in self._shares:
