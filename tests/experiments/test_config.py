@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 import fedalign as fa
-from fedalign import cli, user_modules
+from fedalign import cli
 from fedalign.experiments.config import load
 from fedalign.experiments.store import RunStore
 from fedalign.flower.settings import Settings
+from fedalign.settings import user_modules
 from fedalign.theory.setting import check_settings
 
 MINE = """

@@ -79,3 +79,22 @@ def test_bad_input(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["run", "synth-medium", "--on", "ray"]) == 2
     assert "pip install 'fedalign[ray]'" in capsys.readouterr().err
+
+
+def test_a_users_own_rule_and_model_travel_to_the_workers(tmp_path):
+    (tmp_path / "beside_ray.py").write_text(
+        "import fedalign as fa, torch\n"
+        "class Own(fa.Align):\n    pass\n"
+        "def net(inputs: int):\n    return torch.nn.Linear(inputs, 10)\n"
+    )
+    (tmp_path / "own.toml").write_text(
+        'rounds = 2\nseeds = 1\narms = ["own"]\n[arm.own]\nrule = "beside_ray:Own"\n[data]\nkind = "synth"\n'
+        'samples = 40\n[model]\nkind = "beside_ray:net"\ninputs = 60\n[local]\nlr = 0.1\nepochs = 1\n'
+    )
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert main(["run", str(tmp_path / "own.toml"), "--quiet", "--device", "cpu", "--out", str(here)]) == 0
+    assert (
+        main(["run", str(tmp_path / "own.toml"), "--quiet", "--on", "ray", "--workers", "1", "--out", str(there)]) == 0
+    )
+    log = "own/seed-0/rounds.jsonl"
+    assert (here / log).read_bytes() == (there / log).read_bytes()

@@ -52,6 +52,8 @@ class Experiment:
         self.arms: list[str] = settings["arms"]
         self.seeds = list(range(settings["seeds"]))
         self._data = DATA.make(settings["data"], folder)
+        # Found once, so that it travels to Ray's workers, which may not have the user's file.
+        self._make_model = MODELS.find(settings["model"]["kind"], folder)
         self.participation: Participation = PARTICIPATION.make(settings["participation"], folder)
         self._server = SERVER_OPTIMIZERS.make(settings["server"], folder)
         loss = settings["loss"]
@@ -82,7 +84,7 @@ class Experiment:
 
     def model(self) -> nn.Module:
         """Make the experiment's model, initialised by torch's random numbers."""
-        model: nn.Module = MODELS.make(self.settings["model"], self.folder)
+        model: nn.Module = MODELS.build(self._make_model, self.settings["model"])
         return model
 
     def federation(self, seed: int) -> Federation:

@@ -35,6 +35,7 @@ class GradientAlign(_ComparesUpdates):
     priority clients' mean, and the threshold may be another. An update of length 0 points nowhere and stays out.
 
     >>> rule, F = GradientAlign(0.1), Broadcast(round=0, loss=1.0)
+    >>> from fedalign import Similarity
     >>> offers = {k: Offer(Measure(1.0, None, 1), Similarity(c, 1.0)) for k, c in ((2, 0.3), (3, -0.2))}
     >>> rule.select(offers, F).clients
     (2,)

@@ -105,8 +105,11 @@ class Registry:
 
         Raises :class:`FedalignError` if the options are refused or the object is not of the right kind.
         """
+        return self.build(self.find(table["kind"], folder), table, **more)
+
+    def build(self, make: Callable[..., Any], table: Mapping[str, Any], **more: Any) -> Any:
+        """Make what a table describes with the class or function that :meth:`find` gave for it."""
         name = table["kind"]
-        make = self.find(name, folder)
         given = self._given(make)
         options = {key: value for key, value in table.items() if key != "kind"}
         keywords = {**arguments(options, options_of(make, given)), **more}

@@ -46,6 +46,18 @@ def find(reference: str, folder: Path | None = None) -> Any:
         raise FedalignError(f"{_place(module)} has no {attribute!r}; {hint}") from error
 
 
+def loaded() -> list[ModuleType]:
+    """List the modules from beside settings files, with what they imported from there: other machines lack them."""
+    homes = {_home(path) for path in _loaded}
+    files = [(module, _file(module)) for module in list(sys.modules.values())]
+    return [module for module, path in files if path is not None and _home(path) in homes]
+
+
+def _home(path: Path) -> Path:
+    """Give the folder that a module's import starts from."""
+    return path.parent.parent if path.name == "__init__.py" else path.parent
+
+
 def _module(name: str, folder: Path | None) -> ModuleType:
     root = name.partition(".")[0]
     beside = _beside(root, folder) if folder is not None else None
@@ -92,7 +104,7 @@ def _load(root: str, path: Path) -> None:
     if path in _loaded:
         sys.modules.update(_loaded[path])
         return
-    home = path.parent.parent if path.name == "__init__.py" else path.parent
+    home = _home(path)
     if home not in (Path(entry or os.curdir).resolve() for entry in sys.path):
         sys.path.append(str(home))
         _appended.add(home)
@@ -117,8 +129,7 @@ def _comes_from_elsewhere(root: str) -> bool:
     spec = importlib.util.find_spec(root)
     if spec is None or spec.origin is None:
         return False
-    path = Path(spec.origin).resolve()
-    return (path.parent.parent if path.name == "__init__.py" else path.parent) in _appended
+    return _home(Path(spec.origin).resolve()) in _appended
 
 
 def _file(module: ModuleType | None) -> Path | None:

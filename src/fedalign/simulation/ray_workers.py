@@ -17,6 +17,7 @@ from torch import nn
 from fedalign.callbacks import close_all, notify_error, notify_round
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import RoundDone
+from fedalign.settings import user_modules
 from fedalign.simulation.driver import Event
 from fedalign.simulation.simulation import Simulation, SimulationResult
 from fedalign.simulation.spec import ModelFactory, RunSpec
@@ -66,6 +67,8 @@ class RaySimulation:
     def rounds(self) -> Iterator[list[Event]]:
         """Let the workers go; give what happened as they report it, one worker's round at a time."""
         ray = _ray()
+        for module in user_modules.loaded():
+            ray.cloudpickle.register_pickle_by_value(module)  # a worker cannot import what lies beside our settings
         work = ray.remote(num_returns="streaming", max_retries=0, **self._needs)(_work)
         streams = {}
         for share in self._shares:
