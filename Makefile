@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test test-flower lint bench clean
+.PHONY: setup demo test test-flower test-gpu lint bench clean
 
 setup: $(VENV)/.installed
 
@@ -21,6 +21,9 @@ test: setup lint  ## all tests
 
 test-flower: setup  ## the tests of the federation over Flower, with real processes; also part of `make test`
 	$(BIN)/pytest tests/flower
+
+test-gpu: setup  ## the tests of what runs on a GPU: kernels, engines, runs; skipped with a reason where there is none
+	$(BIN)/pytest --confcutdir=tests/gpu -rs -W default tests/gpu
 
 lint: setup
 	$(BIN)/ruff check .

@@ -36,7 +36,7 @@ from fedalign.training.participation import Bernoulli, Full, Participation, Repl
 from fedalign.training.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
 from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Aggregator",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,7 @@ class RunInfo:
     rounds: int
     start: int = 0
     last: RoundRecord | None = None
-    folder: Path | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None  #: where the run's own files are, if it has a folder
 
 
 class Callback:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedalign.callbacks import Callback
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
 from fedalign.experiments.arms import make_rule
 from fedalign.experiments.federations import federation_of
 from fedalign.registry import (
     AGGREGATORS,
+    CALLBACKS,
     CLIENT_STEPS,
     DATA,
     LOCAL_OPTIMIZERS,
@@ -81,6 +83,10 @@ class Experiment:
     def server_steps(self) -> tuple[Any, ...]:
         """What the server does to updates before it aggregates them, in order."""
         return tuple(SERVER_STEPS.make(table, self.folder) for table in self.settings["server_steps"])
+
+    def make_trackers(self) -> list[Callback]:
+        """Make the trackers of one run."""
+        return [CALLBACKS.make(table, self.folder) for table in self.trackers]
 
     def model(self) -> nn.Module:
         """Make the experiment's model, initialised by torch's random numbers."""

@@ -108,8 +108,9 @@ def prepare(
         recorders = _recorders(experiment, [runs[i][2] for i in live], [stores[i] for i in live])
         for i, recorder in zip(live, recorders, strict=True):
             arm, seed, spec = runs[i]
-            more = [make(arm, seed) for make in callbacks]
-            runs[i] = arm, seed, dataclasses.replace(spec, callbacks=[*spec.callbacks, recorder, *more])
+            more = [*experiment.make_trackers(), *(make(arm, seed) for make in callbacks)]
+            everything = [*spec.callbacks, recorder, *more]
+            runs[i] = arm, seed, dataclasses.replace(spec, callbacks=everything, folder=stores[i].folder)
         specs, loss, tf32 = [runs[i][2] for i in live], experiment.loss, experiment.tf32
         if on == "ray":
             simulation = RaySimulation(specs, experiment.model, loss=loss, device=device, tf32=tf32, workers=workers)

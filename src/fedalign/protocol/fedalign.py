@@ -58,16 +58,16 @@ def fedalign(plan: Plan, snapshot: Snapshot) -> Run:
 
 
 def fedalign_round(plan: Plan, t: int, server: ServerModel, log: RoundLog) -> Generator[Request, Any, ServerModel]:
-    """Run round t from the server's model, and return the server's next model."""
+    """Run round t from the server's model ``w``, and return the server's next model."""
     w = server.weights
     log.present = yield WhoIsThere(t)
-    sent = yield from broadcast(plan, t, w, log)
+    sent = yield from broadcast(plan, t, w, log)  # the priority clients measure w: F(w), and the round's ε
     if sent is None:
         return server
-    offers = yield from invite(plan, w, sent, log)
+    offers = yield from invite(plan, w, sent, log)  # on the client: F_k(w) ≤ F(w) + ε; local work
     if not log.trained:
         return server
-    mean = yield from admit(plan, sent, offers, log)
+    mean = yield from admit(plan, sent, offers, log)  # on the server: |F_k(w) − F(w)| ≤ ε; Σ p_k w_k / Σ p_k
     return server.step(mean, plan.server)
 
 

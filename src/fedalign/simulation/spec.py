@@ -6,6 +6,7 @@ import copy
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class RunSpec:
     server_steps: Sequence[ServerStep] = ()  #: which updates of free clients the server refuses
     callbacks: Sequence[Callback] = ()
     name: str = ""  #: what callbacks are told the run is called, such as the arm of an experiment
+    folder: Path | None = None  #: where callbacks may write files of this run
     snapshot: Snapshot | None = None  #: where to go on from
     last: RoundRecord | None = None  #: the record of the round before
 
@@ -59,7 +61,7 @@ class RunSpec:
     @property
     def info(self) -> RunInfo:
         """What callbacks are told about this run."""
-        return RunInfo(self.name, self.seed, self.rounds, self.start, self.last)
+        return RunInfo(self.name, self.seed, self.rounds, self.start, self.last, self.folder)
 
 
 def plan_of(spec: RunSpec) -> Plan:

@@ -115,10 +115,10 @@ def hashed_positions(key: torch.Tensor, draw: int, shape: Sequence[int]) -> torc
     import torch
 
     start = _finalised(key + _signed((draw + 1) * int(_GOLDEN) & _WORD))
-    z = start.reshape(*start.shape, *(1,) * len(shape))
+    z = start.reshape((*start.shape, *(1,) * len(shape)))
     for dimension, length in enumerate(shape):
         index = torch.arange(1, length + 1, device=key.device) * _multiplier(dimension)
-        z = z + index.view(-1, *(1,) * (len(shape) - dimension - 1))
+        z = z + index.view((-1, *(1,) * (len(shape) - dimension - 1)))
     return _finalised(z)
 
 
