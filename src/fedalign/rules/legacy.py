@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 _OLD = ("compare", "candidates", "admits")
 
 
-def adopt(rule: type[Rule], base: type[Rule]) -> None:
+def adopt(rule: type[Rule]) -> None:
     """Let a rule class decide by its ``admits``, ``candidates`` or ``compare`` of version 0.1, and warn.
 
     In subclasses of ``Align`` and ``AutoAlign`` some of these names belong to this version; nothing changes for them.
     """
+    from fedalign.rules.rule import Rule
+
     found = next((name for name in _OLD if name in vars(rule)), None)
-    if found is None or "select" in vars(rule) or rule.algorithm != base.algorithm:
+    if found is None or "select" in vars(rule) or rule.algorithm != Rule.algorithm:
         return
-    if rule.select is not base.select:
+    if rule.select is not Rule.select:
         if any(hasattr(parent, found) for parent in rule.__bases__):
             return
-        rule.select = base.select  # type: ignore[method-assign]
+        rule.select = Rule.select  # type: ignore[method-assign]
     warnings.warn(
         f"{rule.__name__}.{found} is the interface of version 0.1; define select(offers, broadcast) instead",
         DeprecationWarning,

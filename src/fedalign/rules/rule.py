@@ -112,7 +112,7 @@ class Rule(abc.ABC):
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        legacy.adopt(cls, Rule)
+        legacy.adopt(cls)
 
     @abc.abstractmethod
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
