@@ -128,7 +128,7 @@ def test_from_folder(tmp_path):
         ({"x": 1, "y": 1, "x_tets": 1}, "did you mean 'x_test'"),
         ({"x": 1, "y": 1, "x_test": 1, "priority": 1}, "only one of x_test and y_test"),
         ({"x": 1, "y": 1, "priority": 2}, "must be a single true or false"),
-        ({"x": 1, "y": 1}, "doesn't say whether it is a priority client"),
+        ({"x": 1, "y": 1}, "does not say whether it is a priority client"),
     ],
 )
 def test_bad_files(tmp_path, arrays, message):
