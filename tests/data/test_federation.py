@@ -226,7 +226,7 @@ def test_bad_data(make, message):
         ({"model": torch.nn.Flatten}, "no trainable parameters"),
         ({"model": lambda: torch.nn.LazyLinear(4)}, "lazy layers"),
         ({"rule": fa.PriorityOnly}, "rule must be"),
-        ({"local": 0.1}, "local must be a fedalign.LocalSGD"),
+        ({"local": 0.1}, "local must be a fedalign.LocalOptimizer"),
         ({"participation": fa.Full}, "participation must be"),
         ({"seed": 2**63}, "seed must be"),
         ({"seed": None}, "seed must be"),

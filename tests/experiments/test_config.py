@@ -61,7 +61,23 @@ def no_data(seed):
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(fa.ClientStep):
+    length: float = 1.0
+
+    def apply(self, update, context):
+        return update
+
+
+@dataclass(frozen=True)
+class Bound(fa.ServerStep):
+    length: float = 1.0
+
+    def refuses(self, length, priority_lengths):
+        return "too long" if length > self.length else None
+
+
+@dataclass(frozen=True)
+class Mean(fa.WeightedMean):
     length: float = 1.0
 
 
@@ -214,7 +230,8 @@ def test_data_of_ones_own(project, data):
         ("arm.half=3", "arm.half must be a section [arm.half], not 3"),
         ("arm=3", "arm must hold sections [arm.NAME], not 3"),
         ("aggregator=meen", "aggregator is 'meen'; did you mean 'mean'?"),
-        ("aggregator=mine:Step(width=3)", "unknown key aggregator.width"),
+        ("aggregator=mine:Step", "aggregator is 'mine:Step', which is the class Step, not an aggregator"),
+        ("aggregator=mine:Mean(width=3)", "unknown key aggregator.width"),
         ("client_steps=3", "client_steps must be a list, not 3"),
         ('client_steps=["clipp"]', "client_steps[0] is 'clipp'; did you mean 'clip'?"),
         ('trackers=["tensorbord"]', "trackers[0] is 'tensorbord'; did you mean 'tensorboard'?"),
@@ -230,7 +247,7 @@ def test_wrong_settings_get_one_sentence_and_nothing_is_written(project, tmp_pat
 
 def test_steps_aggregators_and_trackers_are_read_in_both_notations(project):
     steps = ["mine:Step", {"kind": "mine:Step", "length": 2}]
-    change = {"client_steps": steps, "server_steps": "mine:Step(length=3.0)", "aggregator": "mine:Step(length=4.0)"}
+    change = {"client_steps": steps, "server_steps": "mine:Bound(length=3.0)", "aggregator": "mine:Mean(length=4.0)"}
     experiment = load(str(project / "mine.toml"), change)
     assert [step.length for step in experiment.client_steps] == [1.0, 2.0]
     assert [step.length for step in experiment.server_steps] == [3.0]
@@ -238,7 +255,7 @@ def test_steps_aggregators_and_trackers_are_read_in_both_notations(project):
     assert experiment.trackers == []
     written = tomllib.loads(tomli_w.dumps(experiment.settings))
     assert written["client_steps"] == [{"kind": "mine:Step", "length": 1.0}, {"kind": "mine:Step", "length": 2.0}]
-    assert written["aggregator"] == {"kind": "mine:Step", "length": 4.0}
+    assert written["aggregator"] == {"kind": "mine:Mean", "length": 4.0}
 
 
 def test_the_trimmed_mean_by_its_text(project, tmp_path):
@@ -281,15 +298,12 @@ def test_a_setting_that_the_local_optimiser_lacks(project):
     (project / "mine.py").write_text(
         MINE
         + textwrap.dedent("""
-        class Plain:
-            def __init__(self, lr: float):
-                self.schedule = fa.Constant(lr)
-            def check(self, rounds):
-                pass
+        def plain(lr: float):
+            return fa.LocalSGD(lr=lr, epochs=1)
         """)
     )
-    with pytest.raises(fa.FedalignError, match=r"arm\.half\.mu is set, but the local optimiser 'mine:Plain' has no mu"):
-        load(str(project / "mine.toml"), {"local": "mine:Plain(lr=0.1)", "arm.half.mu": 0.1})
+    with pytest.raises(fa.FedalignError, match=r"arm\.half\.mu is set, but the local optimiser 'mine:plain' has no mu"):
+        load(str(project / "mine.toml"), {"local": "mine:plain(lr=0.1)", "arm.half.mu": 0.1})
 
 
 def test_the_theory_knows_only_its_own_loss_and_optimiser(project):

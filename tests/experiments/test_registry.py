@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import fedalign as fa
-from fedalign import registry, user_modules
+from fedalign import registry
 from fedalign.data.catalogue import DATASETS
+from fedalign.settings import user_modules
 from fedalign.settings.lookup import Registry
 from fedalign.settings.notation import parse
 from fedalign.settings.typed_values import check_type

@@ -1,6 +1,8 @@
-"""The way back from choices that are good for a round and bad for the run."""
+"""The fallback: from choices that are good for a round and bad for the run to the priority-only model."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,75 +10,69 @@ from conftest import assert_resumes_alike, blobs
 
 import fedalign as fa
 from fedalign.experiments.store import RunStore
-from fedalign.protocol.fallback import MARGIN, SMOOTHING, judge
-from fedalign.protocol.federated import federated
-from fedalign.protocol.messages import Combine, Combined, Compare, Evaluate, Lost, RoundDone, Train, Update
+from fedalign.protocol.fallback import MARGIN, SMOOTHING, assess
+from fedalign.protocol.messages import Evaluate, Invite, Lost, RoundDone, WhoIsThere
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import Fallback, RoundRecord
 from fedalign.protocol.roster import Roster
-from fedalign.rules.align import AutoAlign
+from fedalign.rules.auto import AutoAlign
 from fedalign.rules.rule import Measure, Similarity
-from fedalign.training.participation import Full
+from fedalign.testing import MadeUpClients, play
 
 ROSTER = Roster(("a", "b", "c"), (True, True, False), (30, 10, 20))
 WORK = (30, 10, 20)
 
 
 def whole(model):
-    """Tell the priority clients' own models: they have only ever moved by 1."""
+    """Tell the priority-only models: they have only ever moved by 1."""
     return abs(model - round(model)) < 1e-9
 
 
-def play(
-    rounds,
-    accuracy,
-    rule=None,
-    server=None,
-    start=0,
-    model=0.0,
-    memory=(),
-    last=None,
-    loss=lambda m: 100 - m,
-    silent=None,
-    leaves=math.inf,
-    overflows=lambda m: False,
-    lost=(),
-    match_on="heldout",
-):
-    """Drive a run whose models are numbers: priority clients add 1, the free one π, and a larger number has less loss.
+class Climbers(MadeUpClients):
+    """Models are numbers: priority clients add 1, the free one π, and a larger number has less loss.
 
-    So the free client is let in whenever it may. ``accuracy`` says how models do otherwise.
+    So the free client is admitted whenever it may. ``accuracy`` says how models do otherwise. In round ``silent`` the
+    evaluators are lost; from round ``leaves`` on, the free client's update points away; from models that ``overflows``
+    names, training does not stay finite; clients in ``absent`` do not train the priority-only model.
     """
-    plan = Plan(ROSTER, rule or AutoAlign(), rounds, 0, Full(), work=WORK, server=server, match_on=match_on)
-    run = federated(plan, model, start, memory, last)
-    requests, done, reply = [], [], None
-    sent, origin = {}, model
-    while True:
-        try:
-            request = run.send(reply)
-        except StopIteration as stop:
-            return stop.value, requests, done
-        requests.append(request)
-        if isinstance(request, RoundDone):
-            done.append(request)
-            reply = None
-        elif isinstance(request, Combine):
-            bad = tuple(k for k in sent if overflows(origin))
-            reply = Combined(tuple(sum(sent[k] * w for k, w in mix.items()) for mix in request.mixes), bad)
-        elif isinstance(request, Compare):
-            cosine = 1.0 if start + len(done) < leaves else -1.0
-            reply = {k: Similarity(cosine, 1.0) for k in request.clients}
-        elif isinstance(request, Evaluate):
-            reply = [Measure(loss(m), accuracy(m), 5) for m, _ in request.jobs]
-            if len(done) == silent and sent and request.split == "heldout":
-                reply = [None] * len(reply)  # in this round the judges are lost
-        else:
-            assert isinstance(request, Train)
-            origin = request.jobs[0][0]
-            sent = {k: m + (1.0 if ROSTER.priority[k] else math.pi) for m, k in request.jobs}
-            reply = [Update(own=None if ROSTER.priority[k] else Measure(100.0, 0.9, 5)) for _, k in request.jobs]
-            if len(request.jobs) == 2:  # the priority clients' own model
-                reply = [Lost("gone") if k in lost else one for one, (_, k) in zip(reply, request.jobs, strict=True)]
+
+    def __init__(
+        self, accuracy, loss=lambda m: 100 - m, silent=None, leaves=math.inf, overflows=lambda m: False, absent=()
+    ):
+        super().__init__(ROSTER)
+        self.accuracy, self.loss, self.silent, self.leaves = accuracy, loss, silent, leaves
+        self.overflows, self.absent, self.round = overflows, absent, 0
+
+    def measure(self, model, client, split):
+        if not ROSTER.priority[client]:
+            return Measure(100.0, 0.9, 5)
+        if self.round == self.silent and self.received is not None and split == "heldout":
+            return None
+        return Measure(self.loss(model), self.accuracy(model), 5)
+
+    def train(self, model, client):
+        return model + (1.0 if ROSTER.priority[client] else math.pi)
+
+    def reply(self, request, client):
+        alone = len(request.clients) == 2  # the priority-only model
+        return Lost("gone") if alone and client in self.absent else super().reply(request, client)
+
+    def similarity(self, client):
+        return Similarity(1.0 if self.round < self.leaves else -1.0, 1.0)
+
+    def refusals(self, clients):
+        return dict.fromkeys(clients, "its trained weights are not finite") if self.overflows(self.received) else {}
+
+    def answer(self, request):
+        if isinstance(request, WhoIsThere):
+            self.round = request.round
+        return super().answer(request)
+
+
+def climb(rounds, accuracy, rule=None, server=None, snapshot=None, match_on="heldout", **options):
+    """Run AutoALIGN with such clients."""
+    plan = Plan(rule or AutoAlign(), rounds, work=WORK, server=server, match_on=match_on)
+    return play(plan, Climbers(accuracy, **options), snapshot=snapshot)
 
 
 def behind(by):
@@ -84,8 +80,8 @@ def behind(by):
 
 
 def test_a_lasting_deficit_serves_the_priority_clients_their_own_model():
-    result, _, done = play(12, behind(0.02))
-    rounds = result.history.rounds
+    result = climb(12, behind(0.02))
+    rounds, done = result.history.rounds, result.rounds
     # Smoothed, 0.02 behind is 0.002, 0.0038, 0.00542: the third round is more than half a point.
     assert [r.fallback.behind for r in rounds[:4]] == [False, False, True, True]
     assert rounds[1].fallback.deficit == pytest.approx(0.0038)
@@ -93,54 +89,53 @@ def test_a_lasting_deficit_serves_the_priority_clients_their_own_model():
     assert rounds[2].clients[0].weight == 0.75
     assert rounds[2].epsilon > 0  # what was chosen is still told
     assert [t.admitted for t in rounds[2].tried if t.chosen] == [1]
-    # It is FedAvg's on the priority clients. The base goes on with the free client's updates.
+    # It is FedAvg's on the priority clients. The training model goes on with the free client's updates.
     assert [d.model for d in done[2:]] == [float(r) for r in range(3, 13)]
     assert not whole(done[1].model)
     assert all(r.base and r.clients[2].decision == "base" for r in rounds[2:])
-    assert all(not whole(d.memory[0]) for d in done[2:])
-    plain, _, _ = play(3, behind(0.02), AutoAlign(cosine=None))
+    assert all(not whole(d.snapshot.tensors["training"]) for d in done[2:])
+    plain = climb(3, behind(0.02), AutoAlign(cosine=None))
     assert "set aside" in plain.history[2].clients[2].reason
 
 
 def test_the_choice_is_served_again_when_it_has_caught_up():
-    result, _, done = play(60, lambda model: 0.9 if whole(model) else (0.88 if model < 20 else 0.95))
+    result = climb(60, lambda model: 0.9 if whole(model) else (0.88 if model < 20 else 0.95))
     told = [r.fallback.behind for r in result.history.rounds]
     assert told[2]
     assert not told[-1]
     assert result.history.rounds[-1].clients[2].decision == "admitted"
-    assert not whole(done[-1].model)
+    assert not whole(result.rounds[-1].model)
 
 
-def test_a_base_whose_loss_is_not_finite_starts_again_from_the_way_back():
+def test_a_training_model_whose_loss_is_not_finite_starts_again_from_the_fallback():
     def loss(model):
         return 100 - model if whole(model) or model < 8 else math.inf
 
-    for leaves in (math.inf, 4):  # the free client isn't in the base from this round on
-        result, _, done = play(8, lambda model: 0.9, loss=loss, leaves=leaves)
+    for leaves in (math.inf, 4):  # the free client isn't in the training model from this round on
+        result = climb(8, lambda model: 0.9, loss=loss, leaves=leaves)
+        done = result.rounds
         assert all(math.isfinite(r.global_loss) for r in result.history.rounds)
         assert whole(done[-1].model) or done[-1].model < 8
         assert any(r.fallback is None or not r.fallback.apart for r in result.history.rounds[3:]) == (leaves == 4)
         for stop in range(1, 8):
-            at = done[stop - 1]
-            more = {"start": stop, "model": at.model, "memory": at.memory, "last": at.record, "leaves": leaves}
-            later, _, _ = play(8, lambda model: 0.9, loss=loss, **more)
+            later = climb(8, lambda model: 0.9, loss=loss, leaves=leaves, snapshot=done[stop - 1].snapshot)
             assert later.history.rounds == result.history.rounds[stop:]
-    # Only where there is a way back.
+    # Only where there is a fallback.
     with pytest.raises(fa.DivergedError):
-        play(8, lambda model: 0.9, AutoAlign(fallback=False, cosine=-1), loss=lambda m: math.inf if m > 4 else 100 - m)
+        climb(8, lambda model: 0.9, AutoAlign(fallback=False, cosine=-1), loss=lambda m: math.inf if m > 4 else 100 - m)
 
 
-def test_a_base_that_training_overflows_from_starts_again_from_the_way_back():
+def test_a_training_model_that_overflows_starts_again_from_the_fallback():
     def overflows(model):
         return model > 6 and not whole(model)
 
-    result, _, done = play(8, lambda model: 0.9, overflows=overflows)
-    assert len(done) == 8
+    result = climb(8, lambda model: 0.9, overflows=overflows)
+    assert len(result.rounds) == 8
     again = [r for r in result.history.rounds if r.models_up == 6]  # the round is begun again: everybody trains twice
     assert again
     assert all(r.models_down == 3 + 3 + 4 for r in again)  # the broadcast, twice, and the candidates of the second
     with pytest.raises(fa.DivergedError):
-        play(8, lambda model: 0.9, AutoAlign(fallback=False, cosine=-1), overflows=overflows)
+        climb(8, lambda model: 0.9, AutoAlign(fallback=False, cosine=-1), overflows=overflows)
 
 
 def test_a_wild_free_client_ends_no_run():
@@ -165,22 +160,23 @@ def test_a_wild_free_client_ends_no_run():
 
 @pytest.mark.parametrize("server", [None, fa.FedAvgM(momentum=0.5), fa.FedAdam(lr=1.0, tau=1.0)])
 def test_what_is_measured_is_what_is_served(server):
-    _, requests, done = play(6, lambda model: 0.9, server=server)
-    judged, served = set(), iter(done)
-    for request in requests:
+    measured = set()
+    for request in climb(6, lambda model: 0.9, server=server).requests:
         if isinstance(request, Evaluate) and request.split == "heldout":
-            judged |= {model for model, _ in request.jobs}
+            measured |= {model for model, _ in request.asked}
         elif isinstance(request, RoundDone):
-            assert next(served).model in judged
-            judged = set()
+            assert request.model in measured
+            measured = set()
 
 
 def counted(requests):
     """Count, round by round, the distinct models that each client was sent: to train, or to measure for a decision."""
     found, sent = [], set()
     for request in requests:
-        if isinstance(request, Train) or (isinstance(request, Evaluate) and request.split == "heldout"):
-            sent |= {(model, k) for model, k in request.jobs}
+        if isinstance(request, Invite):
+            sent |= {(request.model, k) for k in request.clients}
+        elif isinstance(request, Evaluate) and request.split == "heldout":
+            sent |= {(model, k) for model, clients in request.asked for k in clients}
         elif isinstance(request, RoundDone):
             found.append(len(sent))
             sent = set()
@@ -191,72 +187,78 @@ def counted(requests):
 @pytest.mark.parametrize("lost", [(), (1,)])
 @pytest.mark.parametrize("rule", [AutoAlign(), AutoAlign(cosine=None), AutoAlign((0, 50.0)), AutoAlign(fallback=False)])
 def test_costs_are_what_was_sent(rule, lost, server):
-    result, requests, _ = play(6, behind(0.02), rule, server=server, lost=lost)
-    assert [r.models_down for r in result.history.rounds] == counted(requests)
+    result = climb(6, behind(0.02), rule, server=server, absent=lost)
+    assert [r.models_down for r in result.history.rounds] == counted(result.requests)
 
 
-def test_the_choice_is_judged_on_held_out_data_whatever_is_matched_on():
-    _, requests, _ = play(2, behind(0.02), match_on="train")
-    splits = [r.split for r in requests if isinstance(r, Evaluate)]
-    # F(w), the candidates, test and training scores; then the same, and the priority clients' own model.
+def test_the_choice_is_measured_on_held_out_data_whatever_is_matched_on():
+    result = climb(2, behind(0.02), match_on="train")
+    splits = [r.split for r in result.requests if isinstance(r, Evaluate)]
+    # F(w), the candidates, test and training scores; then the same, and the priority-only model.
     assert splits == ["train", "heldout", "test", "train", "train", "heldout", "heldout", "test", "train"]
 
 
 def test_a_small_deficit_is_none():
-    result, _, _ = play(80, behind(MARGIN * 0.99))
+    result = climb(80, behind(MARGIN * 0.99))
     assert all(r.fallback.apart and not r.fallback.behind for r in result.history.rounds)
 
 
 def test_without_the_fallback_it_goes_on():
-    result, requests, _ = play(10, behind(0.5), AutoAlign(fallback=False))
+    result = climb(10, behind(0.5), AutoAlign(fallback=False))
     assert all(r.clients[2].decision == "admitted" and r.fallback is None for r in result.history.rounds)
-    assert sum(isinstance(r, Train) for r in requests) == 10
+    assert sum(isinstance(r, Invite) for r in result.requests) == 10
 
 
 def test_costs_by_hand():
-    result, requests, _ = play(2, behind(0.0))
+    result = climb(2, behind(0.0))
     first, second = result.history.rounds
-    # 3 models with the broadcast, 2 candidates to 2 judges; up: 3. The priority clients' own model came for nothing.
+    # 3 models with the broadcast, 2 candidates to 2 evaluators; up: 3. The priority-only model came for nothing.
     assert (first.models_down, first.models_up, first.samples) == (7, 3, 60)
     # Now they train it, too, and measure what comes of that.
     assert (second.models_down, second.models_up, second.samples) == (7 + 2 + 2, 5, 100)
-    kinds = [type(r).__name__ for r in requests if not isinstance(r, RoundDone)]
-    assert kinds[:7] == ["Evaluate", "Train", "Compare", "Combine", "Evaluate", "Evaluate", "Evaluate"]
-    assert kinds[7:15] == ["Evaluate", "Train", "Compare", "Combine", "Evaluate", "Train", "Combine", "Evaluate"]
+    kinds = [type(r).__name__ for r in result.requests if not isinstance(r, RoundDone | WhoIsThere)]
+    assert kinds[:7] == ["Evaluate", "Invite", "Compare", "Aggregate", "Evaluate", "Evaluate", "Evaluate"]
+    assert kinds[7:15] == ["Evaluate", "Invite", "Compare", "Aggregate", "Evaluate", "Invite", "Aggregate", "Evaluate"]
 
 
-def test_it_goes_on_from_a_record():
+def stored(snapshot):
+    """Write a snapshot's values as JSON and read them, as a checkpoint does."""
+    return replace(snapshot, values=json.loads(json.dumps(snapshot.values)))
+
+
+def test_it_goes_on_from_a_snapshot():
     server = fa.FedAvgM(momentum=0.5)
     for kind in (None, server):
         for accuracy in (behind(0.006), behind(0.02)):
-            straight, _, done = play(9, accuracy, server=kind)
+            straight = climb(9, accuracy, server=kind)
             for stop in (2, 4, 7):
-                at = done[stop - 1]
-                record = RoundRecord.from_json(at.record.to_json())
-                later, _, _ = play(9, accuracy, server=kind, start=stop, model=at.model, memory=at.memory, last=record)
+                at = straight.rounds[stop - 1]
+                assert RoundRecord.from_json(at.record.to_json()) == at.record
+                later = climb(9, accuracy, server=kind, snapshot=stored(at.snapshot))
                 assert later.model == straight.model
                 assert later.history.rounds == straight.history.rounds[stop:]
 
 
 @pytest.mark.parametrize("server", [None, fa.FedAvgM(momentum=0.5)])
-def test_it_goes_on_when_no_judge_answered(server):
+def test_it_goes_on_when_no_evaluator_answered(server):
     def accuracy(model):
         return 0.9
 
-    straight, _, done = play(5, accuracy, server=server, silent=0)
-    at = done[0]
+    straight = climb(5, accuracy, server=server, silent=0)
+    at = straight.rounds[0]
     assert at.record.fallback.apart
-    later, _, _ = play(5, accuracy, server=server, start=1, model=at.model, memory=at.memory, last=at.record)
+    later = climb(5, accuracy, server=server, snapshot=stored(at.snapshot))
     assert later.history.rounds == straight.history.rounds[1:]
 
 
 def test_the_server_optimiser_moves_both():
     # All is well with the free client, so both models live; the second one is FedAvgM's on the priority clients.
     server = fa.FedAvgM(momentum=0.5)
-    _, _, done = play(4, lambda model: 0.9, server=server)
-    alone, _, _ = play(4, lambda model: 0.9, fa.PriorityOnly(), server=server)
-    assert len(done[-1].memory) == 3
-    assert done[-1].memory[1] == alone.model
+    tensors = climb(4, lambda model: 0.9, server=server).rounds[-1].snapshot.tensors
+    alone = climb(4, lambda model: 0.9, fa.PriorityOnly(), server=server)
+    assert set(tensors) == {"model", "training.momentum", "priority_only", "priority_only.momentum"}
+    assert tensors["priority_only"] == alone.model
+    assert tensors["priority_only.momentum"] == alone.rounds[-1].snapshot.tensors["model.momentum"]
 
 
 def measures(loss, accuracy):
@@ -274,24 +276,24 @@ def measures(loss, accuracy):
     ],
 )
 def test_what_counts_as_behind(chosen, alone, deficit):
-    found = judge(ROSTER, Fallback(apart=True), measures(*chosen), measures(*alone))
+    found = assess(ROSTER, Fallback(apart=True), measures(*chosen), measures(*alone))
     assert found.deficit == pytest.approx(SMOOTHING * deficit)
     assert found.behind == (deficit > MARGIN / SMOOTHING)
 
 
 def test_a_model_whose_loss_is_not_finite_is_left_at_once_and_for_no_longer():
     before = Fallback(apart=True, deficit=0.001)
-    found = judge(ROSTER, before, measures(math.inf, 0.9), measures(1.0, 0.1))
+    found = assess(ROSTER, before, measures(math.inf, 0.9), measures(1.0, 0.1))
     assert (found.behind, found.deficit) == (True, 0.001)
-    assert not judge(ROSTER, found, measures(1.0, 0.1), measures(math.nan, 0.9)).behind
-    assert not judge(ROSTER, found, measures(1.0, 0.1), measures(1.0, 0.1)).behind
+    assert not assess(ROSTER, found, measures(1.0, 0.1), measures(math.nan, 0.9)).behind
+    assert not assess(ROSTER, found, measures(1.0, 0.1), measures(1.0, 0.1)).behind
 
 
 def test_only_those_count_that_measured_both():
     chosen, alone = {0: Measure(1.0, 0.5, 5)}, {0: Measure(1.0, 0.5, 5), 1: Measure(1.0, 1.0, 5)}
-    assert judge(ROSTER, Fallback(apart=True), chosen, alone).deficit == 0.0
+    assert assess(ROSTER, Fallback(apart=True), chosen, alone).deficit == 0.0
     before = Fallback(deficit=0.004)
-    assert judge(ROSTER, before, {}, alone) == Fallback(apart=True, deficit=0.004)
+    assert assess(ROSTER, before, {}, alone) == Fallback(apart=True, deficit=0.004)
 
 
 def test_when_behind_the_model_is_fedavgs_to_the_last_bit(monkeypatch):
@@ -305,7 +307,7 @@ def test_when_behind_the_model_is_fedavgs_to_the_last_bit(monkeypatch):
     assert torch.equal(auto.model.weight, alone.model.weight)
 
 
-def test_an_interrupted_run_keeps_its_way_back(tmp_path, monkeypatch):
+def test_an_interrupted_run_keeps_its_fallback(tmp_path, monkeypatch):
     settings = ["run", "synth-low", "--arms", "auto", "--seeds", "2", "--rounds", "8", "--set", "warmup=1", "--quiet"]
     assert_resumes_alike(monkeypatch, tmp_path, settings, round=4)
     for seed in (0, 1):

@@ -152,8 +152,8 @@ def test_a_users_rule_needs_two_methods():
         def offers(self, own, broadcast):
             return own.loss <= broadcast.loss
 
-        def admits(self, own, broadcast):
-            return own.samples >= 5
+        def select(self, offers, broadcast):
+            return fa.Selection(tuple(k for k, offer in offers.items() if offer.measure.samples >= 5))
 
     result = run(federation(), Better(), rounds=20)
     seen = {c.decision for r in result.history.rounds for c in r.clients if not c.priority}

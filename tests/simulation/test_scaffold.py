@@ -7,8 +7,9 @@ from conftest import assert_resumes_alike, blobs
 from torch import nn
 
 import fedalign as fa
-from fedalign.simulation import api
+from fedalign.simulation import simulation
 from fedalign.simulation.scaffold import Controls
+from fedalign.simulation.spec import initial_module
 
 SCAFFOLD = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10, scaffold=True)
 SGD = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10)
@@ -41,7 +42,7 @@ def controls(monkeypatch):
         seen.append(Controls(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(api, "Controls", make)
+    monkeypatch.setattr(simulation, "Controls", make)
     return seen
 
 
@@ -59,7 +60,7 @@ def test_a_variate_is_the_mean_gradient(controls):
     """After the first round, from zero, c_k is the client's mean gradient along its way: (w − w_k)/Ση."""
     fed = federation((30, 20), (True, False))
     result = run(fed, SCAFFOLD, fa.PriorityOnly(), rounds=1)
-    start = api.initial_module(model, 0)
+    start = initial_module(model, 0)
     steps = SCAFFOLD.steps_for(len(fed.clients[0].train))
     moved = (start.weight - result.model.weight).detach().reshape(-1)
     assert torch.allclose(controls[0].clients[0][:24], moved / (0.05 * steps), atol=1e-4)
@@ -113,17 +114,16 @@ def test_it_removes_the_drift_that_fedavg_has():
 def test_what_does_not_go_together():
     with pytest.raises(fa.FedalignError, match="scaffold corrects plain SGD"):
         fa.LocalSGD(lr=0.1, epochs=1, scaffold=True, momentum=0.9)
-    weighted = fa.LossWeighted(rule=fa.AutoAlign((0, 1), fallback=False))
-    for rule in (fa.AutoAlign(), fa.GradientAlign(), weighted):
+    for rule in (fa.AutoAlign(), fa.AutoAlign((0, 1)), fa.GradientAlign()):
         with pytest.raises(fa.FedalignError, match="SCAFFOLD does not go with"):
             run(federation(), SCAFFOLD, rule)
 
-    class Either(fa.Everyone):
-        def candidates(self, own, broadcast):
-            return [fa.Candidate(None, ()), fa.Candidate(None, tuple(own))]
+    class Either(fa.AutoAlign):
+        def candidates(self, offers, broadcast):
+            return [fa.Selection(), fa.Selection(tuple(offers))]
 
     with pytest.raises(fa.FedalignError, match="several candidates"):
-        run(federation(), SCAFFOLD, Either())
+        run(federation(), SCAFFOLD, Either((3.0,)))
     one = run(federation(), SCAFFOLD, fa.AutoAlign((0.3,)))  # which is FedALIGN
     assert torch.equal(one.model.weight, run(federation(), SCAFFOLD, fa.Align(0.3)).model.weight)
 

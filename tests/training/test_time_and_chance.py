@@ -102,15 +102,15 @@ def test_replacement_draws_priority_clients_in_proportion():
     assert counts[4:].sum() == 0
 
 
-def test_judges_are_drawn_anew_where_trainers_are_drawn():
+def test_evaluators_are_drawn_anew_where_trainers_are_drawn():
     for pattern in (fa.Uniform(0.3), fa.Replacement(4)):
-        pairs = [(pattern.draw(t, ROSTER, 1), pattern.jury(t, ROSTER, 1)) for t in range(50)]
-        assert any(trainers != jury for trainers, jury in pairs)
-        assert pattern.jury(3, ROSTER, 1) == pattern.jury(3, ROSTER, 1)
+        pairs = [(pattern.draw(t, ROSTER, 1), pattern.draw_evaluators(t, ROSTER, 1)) for t in range(50)]
+        assert any(trainers != evaluators for trainers, evaluators in pairs)
+        assert pattern.draw_evaluators(3, ROSTER, 1) == pattern.draw_evaluators(3, ROSTER, 1)
         if isinstance(pattern, fa.Uniform):
-            assert {sum(jury.reachable) for _, jury in pairs} == {sum(pairs[0][0].reachable)}
+            assert {sum(evaluators.reachable) for _, evaluators in pairs} == {sum(pairs[0][0].reachable)}
     for pattern in (fa.Full(), fa.Bernoulli(0.5)):
-        assert pattern.jury(0, ROSTER, 1) is None
+        assert pattern.draw_evaluators(0, ROSTER, 1) is None
 
 
 def test_bernoulli_leaves_priority_clients_alone():

@@ -140,7 +140,7 @@ class RoundLog:
         decision, reason = self._decision(k)
         own = self.measures.get(k)
         if not reason and isinstance(self.replies.get(k), Offered):
-            reason = (self._training_reasons if decision == "base" else self._reasons).get(k, "")
+            reason = ((decision == "base" and self._training_reasons) or self._reasons).get(k, "")
         if not reason and own is not None and self.broadcast is not None:
             reason = self._plan.rule.why(own, self.broadcast, decision == "admitted")
         return ClientRound(
