@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from flwr.serverapp import Grid
 from fedalign.aggregation.aggregator import Aggregation
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
+from fedalign.flower.early_measures import EarlyMeasures, Key, digest
 from fedalign.flower.exchange import Exchange
 from fedalign.flower.members import Members
 from fedalign.flower.roster_file import Entry, RosterFile
@@ -43,7 +43,6 @@ from fedalign.simulation.driver import similarities_to
 from fedalign.simulation.engine.layout import Layout
 
 log = logging.getLogger("flwr")
-Key = tuple[str, str, int]  # a model's digest, a split, a client
 
 
 class BelowQuorumError(Exception):
@@ -59,11 +58,12 @@ class GridDriver:
         strangers = [entry for entry in self._connected().values() if entry not in roster.entries]
         self.members = Members([*roster.entries, *sorted(strangers, key=lambda entry: entry.key)], settings.free_cap)
         self._rule = settings.make_rule()
+        self._match_on = self._rule.match_on or settings.match_on
         self._aggregator = settings.make_aggregator()
         self._server_steps = settings.make_server_steps()
         self._received: torch.Tensor | None = None
         self._updates: dict[int, torch.Tensor] = {}
-        self._known: dict[Key, Measure] = {}  # measures that were taken ahead of their request
+        self.early = EarlyMeasures()
 
     def answer(self, request: object) -> Any:
         """Answer one of an algorithm's requests."""
@@ -107,7 +107,7 @@ class GridDriver:
     def _needed(self, k: int) -> tuple[str, ...]:
         """Name the data that a client must have: what is matched on, and what the priority clients choose by."""
         evaluates = isinstance(self._rule, AutoAlign) and self.members.is_priority(k)
-        return (self._settings.match_on, *(["heldout"] if evaluates else []))
+        return (self._match_on, *(["heldout"] if evaluates else []))
 
     def _who_is_there(self, request: WhoIsThere) -> Present | None:
         if request.purpose == "evaluate":
@@ -121,7 +121,7 @@ class GridDriver:
         A round ends with test measures, and the next one begins with a loss: the priority clients give both at once,
         which saves an exchange.
         """
-        if (known := self._remembered(request)) is not None:
+        if (known := self.early.recall(request)) is not None:
             return known
         models: dict[int, list[torch.Tensor]] = {}
         places = []
@@ -129,16 +129,16 @@ class GridDriver:
             for k in clients:
                 models.setdefault(k, []).append(model)
             places.append({k: len(models[k]) - 1 for k in clients})
-        ahead = [(_digest(model), model, split) for model, split in request.ahead]
+        ahead = [(digest(model), model, split) for model, split in request.ahead]
         splits = "+".join(dict.fromkeys([request.split, *(split for _, _, split in ahead)]))
         where: dict[Key, int] = {}
         for k, own in models.items():
-            digests = [_digest(model) for model in own] if ahead else []
-            for digest, model, split in ahead:
-                if digest not in digests:
+            digests = [digest(model) for model in own] if ahead else []
+            for name, model, split in ahead:
+                if name not in digests:
                     own.append(model)
-                    digests.append(digest)
-                where[digest, split, k] = digests.index(digest)
+                    digests.append(name)
+                where[name, split, k] = digests.index(name)
         answers = self.exchange(MEASURE, {k: self._question(k, own, splits) for k, own in models.items()}, splits)
 
         def measure(k: int, split: str, place: int) -> Measure | None:
@@ -146,8 +146,7 @@ class GridDriver:
             return None if isinstance(answer, Lost) else get_measure(answer, f"{split}-{place}")
 
         if ahead:
-            found = {key: measure(key[2], key[1], place) for key, place in where.items()}
-            self._known = {key: one for key, one in found.items() if one is not None}
+            self.early.store({key: measure(key[2], key[1], place) for key, place in where.items()})
         replies = [{k: measure(k, request.split, place) for k, place in of_model.items()} for of_model in places]
         return [{k: one for k, one in of_model.items() if one is not None} for of_model in replies]
 
@@ -156,15 +155,6 @@ class GridDriver:
         put_model(content, torch.stack(models))
         put_task(content, k, 0, self._settings.rounds, splits, self.members.is_priority(k), None)
         return content
-
-    def _remembered(self, request: Evaluate) -> list[Measures] | None:
-        """Return measures that were taken ahead, if all that are asked for were."""
-        if not self._known or not request.asked:
-            return None
-        keys = [{k: (_digest(model), request.split, k) for k in clients} for model, clients in request.asked]
-        if any(key not in self._known for of_model in keys for key in of_model.values()):
-            return None
-        return [{k: self._known[key] for k, key in of_model.items()} for of_model in keys]
 
     def _invite(self, request: Invite) -> dict[int, Reply]:
         self._updates, self._received = {}, request.model
@@ -246,8 +236,3 @@ class GridDriver:
         """Return priority clients' updates that are not finite: those of free clients were refused before."""
         facts = {k: UpdateFacts(bool(torch.isfinite(model).all())) for k, model in self._updates.items()}
         return refusals(facts, list(facts), ())
-
-
-def _digest(model: torch.Tensor) -> str:
-    """Name a model by its content."""
-    return hashlib.sha256(model.detach().cpu().contiguous().numpy().data).hexdigest()

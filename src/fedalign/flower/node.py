@@ -72,6 +72,8 @@ class Node:
         data = Data([self._federation.pool], device, next(template.parameters()).dtype)
         loss = settings.make_loss()
         accuracy = check_model(template, data, [self._federation], loss)
+        if settings.make_rule().needs_accuracy and not accuracy:
+            raise FedalignError("matching on accuracy needs a task with classes; this one has none: use match='loss'")
         self._engine = BatchedEngine(template, loss, data, accuracy=accuracy)
         self.layout, self._device = self._engine.layout, device
 

@@ -32,7 +32,7 @@ from fedalign.simulation.spec import initial_module
 
 app = ServerApp()
 log = logging.getLogger("flwr")  # what Flower shows with `flwr log` and `flwr run --stream`
-_SAME = {"resume", "out", "timeout", "wait", "repeats", "quorum", "device", "roster"}  # may change on a resume
+_MAY_CHANGE = {"resume", "out", "timeout", "wait", "repeats", "quorum", "device", "roster", "trackers"}  # on a resume
 
 
 @app.main()
@@ -63,15 +63,16 @@ class Server:
             rule=rule,
             rounds=settings.rounds,
             warmup=warmup_rounds(settings.warmup, settings.rounds),
-            match_on=settings.match_on,
+            match_on=rule.match_on or settings.match_on,
             measure_training=False,
         )
+        trackers = settings.make_trackers()  # before anything is written: a wrong one must not leave a folder
         self._store = RunStore(self.folder)
         self._snapshot, last = self._open()
-        info = RunInfo(settings.rule, settings.seed, settings.rounds, self._snapshot.round, last, self.folder)
-        self._callbacks: list[Callback] = [Recorder(self._store, None, settings.rounds), *settings.make_trackers()]
-        for callback in self._callbacks:
-            callback.on_start(info)
+        self._callbacks: list[Callback] = [Recorder(self._store, None, settings.rounds), *trackers]
+        self._info = RunInfo(
+            settings.rule, settings.seed, settings.rounds, self._snapshot.round, last, self.folder, vars(settings)
+        )
 
     def run(self) -> None:
         """Go on to the last round. A round without a quorum is repeated, then the run pauses."""
@@ -83,6 +84,8 @@ class Server:
     def _run(self) -> None:
         settings = self._settings
         log.info("output in %s", self.folder)
+        for callback in self._callbacks:
+            callback.on_start(self._info)
         self._await_quorum()
         failed = 0
         while self._snapshot.round < settings.rounds:
@@ -93,6 +96,7 @@ class Server:
                 if failed > settings.repeats:
                     raise self._paused(str(error)) from error
                 log.warning("round %d is repeated: %s", self._snapshot.round, error)
+                self._driver.early.forget()  # a measure may be what failed
                 self._await_quorum()
             else:
                 failed = 0
@@ -195,7 +199,7 @@ def _check_same(config: Path, settings: Settings) -> None:
     # Settings that are newer than the run have their defaults.
     usual = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
     old = usual | tomllib.loads(config.read_text(encoding="utf-8"))
-    changed = sorted(k for k, v in vars(settings).items() if k not in _SAME and old.get(k) != v)
+    changed = sorted(k for k, v in vars(settings).items() if k not in _MAY_CHANGE and old.get(k) != v)
     if changed:
         shown = "; ".join(f"{k} was {old.get(k)!r}, is {getattr(settings, k)!r}" for k in changed)
         raise FedalignError(f"{config.parent} was run with other settings: {shown}")

@@ -126,6 +126,8 @@ class Settings:
                 raise FedalignError(f"{key.replace('_', '-')} is set, but the optimizer {name!r} has no such option")
         usual |= check_given("optimizer", options, known)
         made: LocalOptimizer = LOCAL_OPTIMIZERS.make({"kind": name, **usual})
+        if made.scaffold:
+            raise FedalignError("SCAFFOLD runs in simulations alone: nodes over Flower keep no control variates")
         return made
 
     def make_rule(self) -> Rule:
