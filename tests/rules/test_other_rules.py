@@ -11,8 +11,10 @@ from torch import nn
 import fedalign as fa
 from fedalign.cli import main
 from fedalign.experiments.store import RunStore
-from fedalign.rules.rule import Broadcast, Measure, Similarity
+from fedalign.rules.rule import Broadcast, Measure, Offer, Selection, Similarity
+from fedalign.simulation import driver
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.spec import initial_module
 from fedalign.training.server import Partial
 
 LOCAL = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10)
@@ -52,24 +54,30 @@ def updates_by_hand(fed, start):
 
 def start_of(seed=0):
     """Give the module that a run with this seed begins with."""
-    from fedalign.simulation.api import initial_module
-
     return initial_module(model, seed)
 
 
 @pytest.mark.parametrize("engine", ["batched", "reference"])
-def test_cosines_are_those_of_the_updates(engine):
-    fed, seen = federation(), {}
+def test_cosines_are_those_of_the_updates(engine, monkeypatch):
+    fed, seen, offered = federation(), {}, {}
+    similarities_to = driver.similarities_to
 
     class Spy(fa.GradientAlign):
-        def compare(self, own, similar, broadcast):
-            seen.update(similar)
-            return super().compare(own, similar, broadcast)
+        def select(self, offers, broadcast):
+            offered.update(offers)
+            return super().select(offers, broadcast)
 
+    def spy(update, reference, clients):
+        seen.update(similarities_to(update, reference, clients))
+        return dict(seen)
+
+    monkeypatch.setattr(driver, "similarities_to", spy)
     run(Spy(), rounds=1, fed=fed, engine=engine)
     updates = updates_by_hand(fed, start_of())
     mean = fed.p[0] * updates[0] + fed.p[1] * updates[1]
     assert set(seen) == {0, 1, 2, 3, 4}
+    assert {k: offer.similarity for k, offer in offered.items()} == {k: seen[k] for k in (2, 3, 4)}
+    assert all((offer.cosine, offer.length) == (seen[k].cosine, seen[k].length) for k, offer in offered.items())
     for k, update in enumerate(updates):
         assert seen[k].cosine == pytest.approx(float(update @ mean / update.norm() / mean.norm()), abs=1e-4)
         assert seen[k].length == pytest.approx(float(update.norm() / mean.norm()), rel=1e-4)
@@ -85,8 +93,8 @@ def test_gradient_alignment_admits_by_its_threshold():
     assert "cosine" in record.clients[3].reason
     with pytest.raises(fa.FedalignError, match="a cosine, from -1 to 1"):
         fa.GradientAlign(2)
-    still = fa.GradientAlign(-1).compare({2: Measure(1.0, None, 1)}, {2: Similarity(0.0, 0.0)}, Broadcast(0, 1.0))
-    assert still[0].clients == ()  # it would only hold the others back
+    still = fa.GradientAlign(-1).select({2: Offer(Measure(1.0, None, 1), Similarity(0.0, 0.0))}, Broadcast(0, 1.0))
+    assert still.clients == ()  # it would only hold the others back
 
 
 def test_trust_weights_are_fltrusts():
@@ -103,8 +111,8 @@ def test_trust_weights_are_fltrusts():
     expected = flat(start) + total / weight
     assert torch.allclose(flat(result.model), expected, atol=1e-5)
     # Nobody to trust: FedAvg on the priority clients.
-    opposed = fa.TrustWeighted().compare({1: Measure(1.0, None, 1)}, {1: Similarity(-0.5, 2.0)}, Broadcast(0, 1.0))
-    assert opposed[0].clients == ()
+    opposed = fa.TrustWeighted().select({1: Offer(Measure(1.0, None, 1), Similarity(-0.5, 2.0))}, Broadcast(0, 1.0))
+    assert opposed.clients == ()
 
 
 @pytest.mark.parametrize("engine", ["batched", "reference"])
@@ -133,8 +141,8 @@ class Only(fa.Everyone):
     def __init__(self, k):
         self.k = k
 
-    def candidates(self, own, broadcast):
-        return [fa.Candidate(None, (self.k,), weight={self.k: 1.0})]
+    def select(self, offers, broadcast):
+        return Selection((self.k,), weight={self.k: 1.0})
 
 
 def test_power_of_choice_takes_the_worst_served():
@@ -171,25 +179,28 @@ def test_loss_weights_are_proportional_to_loss():
 
 def test_loss_weights_take_over_what_the_inner_rule_is():
     fed = federation()
-    inner = fa.AutoAlign((0, 1), on="accuracy", fallback=False)
+    inner = fa.Align(0.5, on="accuracy", match_on="train")
     assert fa.LossWeighted(rule=inner).needs_accuracy
+    assert fa.LossWeighted(rule=inner).match_on == "train"
     assert not fa.LossWeighted(rule=fa.PriorityOnly()).invites_free
     assert torch.allclose(
         flat(run(fa.LossWeighted(power=0, rule=inner), fed=fed).model), flat(run(inner, fed=fed).model), atol=1e-7
     )
-    for other in (fa.GradientAlign(), fa.TrustWeighted(), fa.AutoAlign(), fa.AutoAlign((0, 1))):
-        with pytest.raises(fa.FedalignError, match="by losses alone"):
+    several = (fa.AutoAlign(), fa.AutoAlign((0, 1)), fa.AutoAlign((0, 1), fallback=False), fa.AutoAlign((0.2,)))
+    for other in (fa.GradientAlign(), fa.TrustWeighted(), *several):
+        with pytest.raises(fa.FedalignError, match="LossWeighted weighs one selection by losses, so its rule can't be"):
             fa.LossWeighted(rule=other)
-    own = {k: Measure(loss, None, 1) for k, loss in ((2, 1e-9), (3, math.inf), (4, 1e5), (5, math.nan))}
-    (found,) = fa.LossWeighted(power=100).candidates(own, Broadcast(0, 1.0))
+    losses = {2: 1e-9, 3: math.inf, 4: 1e5, 5: math.nan}
+    offers = {k: Offer(Measure(loss, None, 1)) for k, loss in losses.items()}
+    found = fa.LossWeighted(power=100).select(offers, Broadcast(0, 1.0))
     assert found.clients == (2, 4)
     assert all(0 < found.scale[k] < 1e200 for k in (2, 4))
 
     class Halved(fa.Everyone):
-        def candidates(self, own, broadcast):
-            return [fa.Candidate(None, tuple(own), scale={2: 0.5})]
+        def select(self, offers, broadcast):
+            return Selection(tuple(offers), scale={2: 0.5})
 
-    (found,) = fa.LossWeighted(power=1, rule=Halved()).candidates({2: Measure(3.0, None, 1)}, Broadcast(0, 1.0))
+    found = fa.LossWeighted(power=1, rule=Halved()).select({2: Offer(Measure(3.0, None, 1))}, Broadcast(0, 1.0))
     assert found.scale[2] == pytest.approx(1.5)
 
 
@@ -212,15 +223,18 @@ def test_fedadam_with_a_matching_step_is_fedavg():
 
 def test_adams_first_step_by_hand():
     adam = fa.FedAdam(lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3)
-    new, (m, v) = adam.step(1.0, 3.0, ())
+    new, memory = adam.step(1.0, 3.0, {})
+    m, v = memory["first_moment"], memory["second_moment"]
+    assert set(memory) == {"first_moment", "second_moment"}
     assert m == pytest.approx(0.2)
     assert v == pytest.approx(0.99e-6 + 0.04)
     assert new == pytest.approx(1 + 0.1 * 0.2 / (math.sqrt(v) + 1e-3))
     # Adam forgets a large second moment at once by its size, Yogi by what came in.
-    _, (_, adams) = adam.step(0.0, 1.0, (0.0, 100.0))
-    _, (_, yogis) = fa.FedYogi().step(0.0, 1.0, (0.0, 100.0))
-    assert adams == pytest.approx(0.99 * 100 + 0.01)
-    assert yogis == pytest.approx(100 - 0.01)
+    large = {"first_moment": 0.0, "second_moment": 100.0}
+    _, adams = adam.step(0.0, 1.0, large)
+    _, yogis = fa.FedYogi().step(0.0, 1.0, large)
+    assert adams["second_moment"] == pytest.approx(0.99 * 100 + 0.01)
+    assert yogis["second_moment"] == pytest.approx(100 - 0.01)
     with pytest.raises(fa.FedalignError, match=r"server\.beta1 must be in"):
         fa.FedAdam(beta1=1.0)
     with pytest.raises(fa.FedalignError, match=r"server\.lr must be positive"):
@@ -229,7 +243,7 @@ def test_adams_first_step_by_hand():
 
 def test_statistics_are_averaged_not_optimised():
     start, mean = torch.tensor([1.0, 2.0, 5.0]), torch.tensor([2.0, 4.0, 9.0])
-    new, memory = Partial(fa.FedAvgM(lr=0.5, momentum=0.5), 2).step(start, mean, ())
+    new, memory = Partial(fa.FedAvgM(lr=0.5, momentum=0.5), 2).step(start, mean, {})
     assert new.tolist() == [1.5, 3.0, 9.0]
     again, _ = Partial(fa.FedAvgM(lr=0.5, momentum=0.5), 2).step(new, mean, memory)
     assert again.tolist() == [2.0, 4.0, 9.0]

@@ -14,21 +14,37 @@ if TYPE_CHECKING:
 _OLD = ("compare", "candidates", "admits")
 
 
-def warn_about(rule: type) -> None:
-    """Warn when a rule class decides with ``admits``, ``candidates`` or ``compare`` in place of ``select``."""
+def adopt(rule: type[Rule]) -> None:
+    """Let a rule class decide by its ``admits``, ``candidates`` or ``compare`` of version 0.1, and warn.
+
+    In subclasses of ``Align`` and ``AutoAlign`` some of these names belong to this version; nothing changes for them.
+    """
+    from fedalign.rules.rule import Rule
+
     found = next((name for name in _OLD if name in vars(rule)), None)
-    if found is not None:
-        warnings.warn(
-            f"{rule.__name__}.{found} is the interface of version 0.1; define select(offers, broadcast) instead",
-            DeprecationWarning,
-            stacklevel=4,
-        )
+    if found is None or "select" in vars(rule) or rule.algorithm != Rule.algorithm:
+        return
+    if rule.select is not Rule.select:
+        if any(hasattr(parent, found) for parent in rule.__bases__):
+            return
+        rule.select = Rule.select  # type: ignore[method-assign]
+    warnings.warn(
+        f"{rule.__name__}.{found} is the interface of version 0.1; define select(offers, broadcast) instead",
+        DeprecationWarning,
+        stacklevel=4,
+    )
 
 
 def check(rule: Rule) -> None:
-    """Refuse a rule that cannot decide anything."""
+    """Refuse a rule that cannot decide anything, or whose methods of version 0.1 nobody would call."""
     from fedalign.rules.rule import Rule
 
+    unused = next((name for name in ("compare", "base") if rule.algorithm == "autoalign" and hasattr(rule, name)), None)
+    if unused is not None:
+        now = {"compare": "candidates", "base": "training_set"}[unused]
+        raise FedalignError(
+            f"{type(rule).__name__}.{unused} is the interface of version 0.1; define {now}(offers, broadcast) instead"
+        )
     if type(rule).select is Rule.select and not any(hasattr(rule, name) for name in _OLD):
         raise FedalignError(f"{type(rule).__name__} defines no select(offers, broadcast): whom does the server admit?")
 

@@ -112,8 +112,7 @@ class Rule(abc.ABC):
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        if cls.select is Rule.select:
-            legacy.warn_about(cls)
+        legacy.adopt(cls)
 
     @abc.abstractmethod
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
