@@ -211,8 +211,9 @@ class Federation:
             "epochs": 2, "batch-size": 20, "epsilon": 0.6, "timeout": 60.0, **settings,
         }  # fmt: skip
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        said = self.flwr("run", self.app, "here", "--run-config", words, "--format", "json").stdout
-        return json.loads(said)["run-id"]
+        said = json.loads(self.flwr("run", self.app, "here", "--run-config", words, "--format", "json").stdout)
+        assert "run-id" in said, said
+        return said["run-id"]
 
     def history(self, name):
         return RunStore(self.folder / name).history().rounds
