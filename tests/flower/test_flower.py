@@ -2,16 +2,19 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import in_process
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 from in_process import DATA, history, model, weights
+from safetensors.torch import save_file
 
 import fedalign as fa
 from fedalign.flower.new_app import create
@@ -452,11 +455,92 @@ def test_a_new_app_is_what_flower_wants(tmp_path):
     assert tmp_path / "my-federation" / "my_federation" / "task.py" in files
     config, warnings = load_and_validate(tmp_path / "my-federation" / "pyproject.toml")
     assert warnings == []
-    Settings.read(config["tool"]["flwr"]["app"]["config"])
+    settings = Settings.read(config["tool"]["flwr"]["app"]["config"])
+    new = ("aggregator", "client_steps", "server_steps", "optimizer", "loss", "trackers")
+    assert {name: getattr(settings, name) for name in new} == {name: getattr(Settings, name) for name in new}
     with pytest.raises(fa.FedalignError, match="not empty"):
         create(tmp_path / "my-federation")
     with pytest.raises(fa.FedalignError, match="letters, digits"):
         create(tmp_path / "1st")
+
+
+#: The settings of an app that `fedalign flower new` made in version 0.1.
+OLD_APP = """
+model = "in_process:model"
+data = "in_process:data"
+rule = "auto"
+epsilon = 0.2
+cosine = -0.1
+fallback = true
+rounds = 10
+warmup = 0.1
+lr = 0.1
+epochs = 5
+batch-size = 50
+seed = 0
+roster = "roster.toml"
+out = ""
+resume = ""
+timeout = 600.0
+wait = 120.0
+quorum = 1.0
+repeats = 3
+longest = 10.0
+free-cap = 1.0
+"""
+NEW_SETTINGS = {"loss", "optimizer", "aggregator", "client_steps", "server_steps", "trackers"}  # since version 0.1
+
+
+def test_an_app_of_the_first_version_still_reads(federation, tmp_path):
+    config = tomllib.loads(OLD_APP)
+    settings = Settings.read(config)
+    assert {key: getattr(settings, key.replace("-", "_")) for key in config} == config
+    assert settings.make_rule() == fa.AutoAlign(match_on="heldout")
+    assert settings.local() == fa.LocalSGD(lr=0.1, epochs=5, batch_size=50)
+    assert isinstance(settings.make_aggregator(), fa.WeightedMean)
+    assert settings.make_server_steps() == (fa.LengthBound(10.0),)
+    assert (settings.make_client_steps(), settings.make_trackers()) == ((), [])
+
+
+def as_first_version(folder):
+    """Remove from a run's config.toml the settings that version 0.1 did not have."""
+    config = tomllib.loads((folder / "config.toml").read_text())
+    assert config.keys() > NEW_SETTINGS
+    kept = {key: value for key, value in config.items() if key not in NEW_SETTINGS}
+    (folder / "config.toml").write_text(tomli_w.dumps(kept))
+
+
+def test_settings_that_an_old_run_lacks_have_their_defaults_on_a_resume(federation, tmp_path):
+    _, server = federation(rule="all", out=str(tmp_path / "whole"))
+    server().run()
+    _, server = federation(rule="all")
+    server()  # nothing but config.toml
+    as_first_version(tmp_path / "out")
+    _, other = federation(rule="all", resume=str(tmp_path / "out"), aggregator="median")
+    with pytest.raises(fa.FedalignError, match=r"other settings: aggregator was 'mean', is 'median'"):
+        other()
+    federation(rule="all", resume=str(tmp_path / "out"))[1]().run()
+    assert history(tmp_path) == history(tmp_path, "whole")
+
+
+def test_a_checkpoint_of_the_first_version_is_refused(federation, tmp_path):
+    _, server = federation(rule="all", rounds=2)
+    server().run()
+    as_first_version(tmp_path / "out")
+    checkpoint = tmp_path / "out" / "checkpoint.safetensors"
+    save_file({"state": torch.zeros(610)}, checkpoint, {"rounds": "1", "offset": "0", "log": "e3b0", "state": "5feb"})
+    _, again = federation(rule="all", rounds=2, resume=str(tmp_path / "out"))
+    with pytest.raises(
+        fa.FedalignError, match=r"checkpoint.safetensors was written by fedalign 0\.1, .*start it again"
+    ):
+        again()
+    assert len(history(tmp_path)) == 2  # nothing was cut off
+
+
+def test_trackers_may_change_on_a_resume(federation, tmp_path):
+    _, server = federation(rule="all", rounds=1)
+    server().run()
+    federation(rule="all", rounds=1, resume=str(tmp_path / "out"), trackers="fedalign:Callback")[1]().run()
 
 
 def test_what_leaves_a_client(federation):

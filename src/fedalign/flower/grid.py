@@ -1,4 +1,4 @@
-"""Answers an algorithm's requests over Flower's Grid."""
+"""Answers an algorithm's requests by messages to the clients over Flower's Grid."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ log = logging.getLogger("flwr")
 
 
 class BelowQuorumError(Exception):
-    """Too little of the priority clients' weight answered."""
+    """Raised when the priority clients that answered have less weight than the quorum."""
 
 
 class GridDriver:
-    """Knows the clients' nodes, sends them messages, and holds the updates of the last :class:`Invite`."""
+    """Answers requests over the Grid, and holds the updates of the last :class:`Invite` until they are aggregated."""
 
     def __init__(self, grid: Grid, settings: Settings, roster: RosterFile, layout: Layout) -> None:
         self._grid, self._settings, self._file, self._layout = grid, settings, roster, layout
@@ -66,7 +66,11 @@ class GridDriver:
         self.early = EarlyMeasures()
 
     def answer(self, request: object) -> Any:
-        """Answer one of an algorithm's requests."""
+        """Answer one of an algorithm's requests.
+
+        Raises :class:`BelowQuorumError` if too few priority clients sent an update, and :class:`FedalignError` for a
+        request that needs no server.
+        """
         answers: dict[type, Callable[[Any], Any]] = {
             WhoIsThere: self._who_is_there,
             Evaluate: self._evaluate,
@@ -80,7 +84,7 @@ class GridDriver:
         return answers[type(request)](request)
 
     def online(self) -> set[int]:
-        """Return the connected clients that have reported their sample counts, and ask the new ones for theirs."""
+        """Ask newly connected clients for their sample counts, and return the connected clients that have reported."""
         numbered = {node: self.members.number(entry) for node, entry in self._connected().items()}
         self.exchange.nodes = {k: node for node, k in numbered.items() if k is not None}
         new = [k for k in self.exchange.nodes if not self.members.has_reported(k)]
@@ -89,7 +93,7 @@ class GridDriver:
             samples = content.get("samples") if isinstance(content, RecordDict) else None
             name = self.members.name(k)
             if not isinstance(samples, MetricRecord):
-                why = content.reason if isinstance(content, Lost) else "it did not say how many samples it has"
+                why = content.reason if isinstance(content, Lost) else "it did not report how many samples it has"
                 log.warning("%s is left out for now: %s", name, why)
             elif not isinstance(samples.get("train"), int) or samples["train"] < 1:  # type: ignore[operator]
                 log.warning("%s is left out: it has no training samples", name)
@@ -105,21 +109,21 @@ class GridDriver:
         return self._file.who(keys)
 
     def _needed(self, k: int) -> tuple[str, ...]:
-        """Name the data that a client must have: what is matched on, and what the priority clients choose by."""
+        """Return the splits that a client must have: the one that losses are compared on, and the evaluators' one."""
         evaluates = isinstance(self._rule, AutoAlign) and self.members.is_priority(k)
         return (self._match_on, *(["heldout"] if evaluates else []))
 
     def _who_is_there(self, request: WhoIsThere) -> Present | None:
         if request.purpose == "evaluate":
-            return None  # the clients that take part evaluate
+            return None  # the priority clients that take part are the evaluators
         online, roster = self.online(), self.members.roster()
         return Present(roster, tuple(k in online for k in range(len(roster))))
 
     def _evaluate(self, request: Evaluate) -> list[Measures]:
         """Send each client all its models in one message.
 
-        A round ends with test measures, and the next one begins with a loss: the priority clients give both at once,
-        which saves an exchange.
+        A round ends with test measures, and the next one begins with a loss. The priority clients measure both in one
+        exchange.
         """
         if (known := self.early.recall(request)) is not None:
             return known
@@ -179,7 +183,8 @@ class GridDriver:
             if own is None:
                 return Lost("it declined without a measure")
             return Declined(own, str(declined.get("reason", ""))[:200])
-        own = None if priority or own is None or math.isnan(own.loss) else own  # NaN could be ordered nowhere
+        if priority or (own is not None and math.isnan(own.loss)):  # NaN cannot be compared with other losses
+            own = None
         if not priority and own is None:
             return Lost("its measure of the model is missing or makes no sense")
         try:
@@ -201,7 +206,7 @@ class GridDriver:
             if not self._enough(facts):
                 silent = [self.members.name(k) for k in invited if self.members.is_priority(k) and k not in facts]
                 raise BelowQuorumError(f"no update from {', '.join([*silent, *self.members.missing(invited)])}")
-            # Nobody is missing: it is the model, which is for the algorithm to see.
+            # All answered, so the model itself diverged, which the algorithm handles.
             refused = {k: why for k, why in refused.items() if not self.members.is_priority(k)}
         for k, why in refused.items():
             reply = replies[k]
@@ -233,6 +238,6 @@ class GridDriver:
         return Aggregated(total.results())
 
     def _not_finite(self) -> dict[int, str]:
-        """Return priority clients' updates that are not finite: those of free clients were refused before."""
+        """Return the priority clients whose updates are not finite; those of free clients were refused on arrival."""
         facts = {k: UpdateFacts(bool(torch.isfinite(model).all())) for k, model in self._updates.items()}
         return refusals(facts, list(facts), ())
