@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test test-flower test-gpu lint bench clean
+.PHONY: setup demo test test-fast test-flower test-gpu lint bench clean
 
 setup: $(VENV)/.installed
 
@@ -11,6 +11,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedalign needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11  # for tests; its dependencies bring CUDA
 	@touch $@
 
 demo: setup  ## the main job: five arms, five seeds, 200 rounds of synth-medium, with its report
@@ -18,6 +19,9 @@ demo: setup  ## the main job: five arms, five seeds, 200 rounds of synth-medium,
 
 test: setup lint  ## all tests
 	$(BIN)/pytest
+
+test-fast: setup lint  ## the tests that take no server and no long run: under two minutes
+	$(BIN)/pytest -m "not slow and not processes and not pictures" --ignore=tests/reference --ignore=tests/gpu --ignore=tests/simulation/test_ray.py
 
 test-flower: setup  ## the tests of the federation over Flower, with real processes; also part of `make test`
 	$(BIN)/pytest tests/flower

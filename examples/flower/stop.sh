@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stop the processes that start.sh started, by the process numbers that it wrote down.
+# Stop the processes that start.sh started. Their ids are in the files DIR/logs/*.pid.
 #   examples/flower/stop.sh [DIR]
 set -euo pipefail
 dir=${1:-federation}

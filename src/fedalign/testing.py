@@ -99,7 +99,7 @@ class MadeUpClients:
         return {k: why for k, why in self._refused.items() if k in clients}
 
     def answer(self, request: Request) -> Any:
-        """Answer one request."""
+        """Answer one request as a driver would."""
         if isinstance(request, WhoIsThere):
             draw = self._participation.draw if request.purpose == "train" else self._participation.draw_evaluators
             drawn = draw(request.round, self.roster, self._seed)

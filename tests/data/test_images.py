@@ -291,7 +291,11 @@ class Evil:
     ("name", "content", "message"),
     [
         ("data_batch_2.bin", lambda r: binary(*r["data_batch_2"])[:-5], "not a whole number of 3073-byte records"),
-        ("data_batch_2.bin", lambda r: binary(*r["data_batch_3"]), "data_batch_2.bin does not hold the official content of CIFAR-10"),
+        (
+            "data_batch_2.bin",
+            lambda r: binary(*r["data_batch_3"]),
+            "data_batch_2.bin does not hold the official content of CIFAR-10",
+        ),
         ("test_batch.bin", lambda r: b"", "not a whole number"),
         ("data_batch_1", lambda r: pickle.dumps(Evil()), "it refers to builtins.print"),
         ("data_batch_1", lambda r: pickled(*r["data_batch_1"])[:-50], "is not a CIFAR-10 batch"),

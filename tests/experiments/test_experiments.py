@@ -281,7 +281,7 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(small, tmp_path, monkeypatc
     assert cli.main(["run", str(small), "--out", str(out), "--resume", "--device", "cpu"]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "checkpoint.safetensors cannot be used" in said
-    assert "continuing from round 5" in said
+    assert "going on from round 5" in said
     assert_same(tmp_path / "whole", out)
 
 

@@ -2,141 +2,28 @@
 
 import json
 import re
-import types
+import tomllib
 from pathlib import Path
 
+import in_process
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from in_process import DATA, history, model, weights
+from safetensors.torch import save_file
 
 import fedalign as fa
-from fedalign.data.synth import Synth
-from fedalign.experiments.store import RunStore
-from fedalign.flower import ClientData
-from fedalign.flower.client_app import app as client_app
-from fedalign.flower.grid import GridDriver
 from fedalign.flower.new_app import create
 from fedalign.flower.policy import Policy
 from fedalign.flower.roster_file import Entry, RosterFile, fingerprint
-from fedalign.flower.server_app import Server
 from fedalign.flower.settings import Settings, function
 from fedalign.rules.rule import Broadcast, Measure
 
-DATA = Synth(priority=2, free=4, samples=60, test_samples=60)
-
-
-def model():
-    return torch.nn.Linear(60, 10)
-
-
-def data(node_config):
-    federation = DATA.federation(seed=0)
-    client, pool = federation.clients[int(node_config["partition-id"])], federation.pool
-    parts = {split: (pool.x[client.rows(split)], pool.y[client.rows(split)]) for split in ("train", "heldout", "test")}
-    return ClientData(**parts)
-
-
-@pytest.fixture(scope="module")
-def keys():
-    made = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(7)]
-    return [k.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo) for k in made]
-
-
-class Here(Grid):
-    """A Grid whose nodes are in this process. ``tamper`` changes what a node answers, by its number."""
-
-    def __init__(self, keys, nodes, run_config):
-        self.keys, self.nodes, self.run_config = keys, dict(nodes), run_config
-        self.tamper, self.replies, self.sent = {}, {}, []
-
-    def set_run(self, run):
-        raise NotImplementedError
-
-    @property
-    def run(self):
-        raise NotImplementedError
-
-    def create_message(self, *args, **kwargs):
-        raise NotImplementedError
-
-    def send_and_receive(self, messages, *, timeout=None):
-        raise NotImplementedError
-
-    def get_node_ids(self):
-        return list(self.nodes)
-
-    def get_nodes(self):
-        return [types.SimpleNamespace(node_id=100 + k, public_key=self.keys[k]) for k in self.nodes]
-
-    def push_messages(self, messages):
-        ids = []
-        for message in messages:
-            number = f"message-{len(self.sent)}"
-            message.metadata.__dict__["_message_id"] = number
-            self.sent.append(message)
-            ids.append(number)
-            k = message.metadata.dst_node_id - 100
-            reply = self._answer(k, message)
-            if reply is not None:
-                self.replies[number] = reply
-        return ids
-
-    def pull_messages(self, message_ids):
-        return [self.replies.pop(i) for i in message_ids if i in self.replies]
-
-    def _answer(self, k, message):
-        if k not in self.nodes:
-            return Message(Error(5, "Node unavailable"), reply_to=message)
-        context = Context(1, 100 + k, self.nodes[k], RecordDict(), self.run_config)
-        try:
-            reply = client_app(message, context)
-        except fa.FedalignError as error:
-            return Message(Error(2, str(error)), reply_to=message)
-        return self.tamper[k](reply, message) if k in self.tamper else reply
-
-
-@pytest.fixture
-def federation(tmp_path, keys, monkeypatch):
-    """Give a function that makes a server and its grid of six nodes, with other settings where wanted."""
-    for name in ("task", "run", "node"):  # which Flower sets in a ServerApp's process
-        monkeypatch.setattr(TaskIdentity, f"_{name}_id", 1)
-    entries = tuple(Entry(fingerprint(keys[k]), f"site-{k}", k < 2) for k in range(6))
-    RosterFile(entries).write(tmp_path / "roster.toml")
-
-    def make(nodes=None, **settings):
-        config = {
-            "model": f"{__name__}:model",
-            "data": f"{__name__}:data",
-            "roster": str(tmp_path / "roster.toml"),
-            "out": str(tmp_path / "out"),
-            "rounds": 5,
-            "epochs": 2,
-            "batch-size": 20,
-            "epsilon": 0.6,
-            "wait": 0.0,
-            "timeout": 0.3,
-            "repeats": 0,
-            **{key.replace("_", "-"): value for key, value in settings.items()},
-        }
-        grid = Here(keys, nodes or {k: {"partition-id": k} for k in range(6)}, config)
-        return grid, lambda: Server(grid, Settings.read(config), run_id=1)
-
-    return make
-
-
-def history(tmp_path, name="out"):
-    return RunStore(tmp_path / name).history().rounds
-
-
-def weights(tmp_path, name="out"):
-    from safetensors.torch import load_file
-
-    return load_file(tmp_path / name / "model.safetensors")
+federation, keys = in_process.federation, in_process.keys
 
 
 def simulated(rule, rounds=5):
@@ -251,7 +138,7 @@ def test_a_priority_client_whose_training_overflows(federation, tmp_path, rule):
     def overflow(reply, message):
         if "model" in reply.content:
             trained.append(int(message.content["task"]["round"]))
-            if trained == [0, 1, 1, 2]:  # from the base; their own model is trained after it
+            if trained == [0, 1, 1, 2]:  # the training model; the priority-only model is trained after it
                 reply.content["model"] = ArrayRecord(
                     {"flat": Array(reply.content["model"]["flat"].numpy() * np.float32("nan"))}
                 )
@@ -259,7 +146,7 @@ def test_a_priority_client_whose_training_overflows(federation, tmp_path, rule):
 
     grid, server = federation(rule=rule, warmup=0.0, rounds=4)
     grid.tamper[0] = overflow if rule == "auto" else arrays(lambda a: a * np.float32("nan"))
-    if rule == "all":  # there is no way back
+    if rule == "all":  # there is no fallback
         with pytest.raises(fa.FedalignError, match=r"paused before round 0.*site-0"):
             server().run()
         return
@@ -420,14 +307,14 @@ def test_a_loss_that_is_no_number(federation, tmp_path):
     grid.tamper[5] = changed(float("nan"))
     server().run()
     assert {r.clients[5].decision for r in history(tmp_path)} == {"lost"}
-    # A judge's speaks against that candidate alone.
-    grid, server = federation(rule="auto", warmup=0.0, out=str(tmp_path / "judged"))
+    # A value from an evaluator speaks against that candidate alone.
+    grid, server = federation(rule="auto", warmup=0.0, out=str(tmp_path / "evaluated"))
     widest = {0: changed(float("nan"), lambda name, message: name == "heldout-4.loss")}
     grid.tamper.update(widest)
     server().run()
-    tried = [r.tried for r in history(tmp_path, "judged")]
+    tried = [r.tried for r in history(tmp_path, "evaluated")]
     assert [[t.loss is None for t in one] for one in tried] == [[False] * 4 + [True]] * 5
-    # The priority clients' own of the base: it begins again from the way back, or the run pauses.
+    # The loss of the training model: the round begins again from the priority-only model, or the run pauses.
     grid, server = federation(rule="auto", warmup=0.0, out=str(tmp_path / "base"))
     seen = []
 
@@ -440,13 +327,19 @@ def test_a_loss_that_is_no_number(federation, tmp_path):
     assert len(history(tmp_path, "base")) == 5
 
 
-def test_judges_need_held_out_data(tmp_path):
-    driver = types.SimpleNamespace(
-        _settings=types.SimpleNamespace(rule="auto", match_on="train"),
-        roster=types.SimpleNamespace(priority=(True, False)),
-    )
-    assert GridDriver._needed(driver, 0) == ("train", "heldout")
-    assert GridDriver._needed(driver, 1) == ("train",)
+@pytest.mark.parametrize(("rule", "left_out"), [("auto", True), ("all", False), ("mine:Eager", True)])
+def test_evaluators_need_held_out_data(federation, tmp_path, monkeypatch, rule, left_out):
+    """Priority clients that choose among candidates need held-out data; free clients need what is matched on."""
+    (tmp_path / "mine.py").write_text("import fedalign as fa\n\nclass Eager(fa.AutoAlign):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    nodes = {k: {"partition-id": k, "heldout": k not in (0, 5)} for k in range(6)}
+    _, server = federation(nodes=nodes, rule=rule, match_on="train", rounds=1, warmup=0.0)
+    if left_out:
+        with pytest.raises(fa.FedalignError, match=r"paused before round 0: .*not connected: site-0\)"):
+            server().run()
+        return
+    server().run()
+    assert [c.decision for c in history(tmp_path)[0].clients] == ["trained"] * 2 + ["admitted"] * 4
 
 
 def test_the_clients_policy(tmp_path):
@@ -531,11 +424,11 @@ def test_settings_are_checked(config, message):
 
 
 def test_functions_are_found_or_it_is_said():
-    assert function(f"{__name__}:model") is model
+    assert function("in_process:model") is model
     for bad, message in (
         ("nowhere.at_all:f", "there is no module 'nowhere'"),
         (f"{__name__}:f", "has no 'f'"),
-        (f"{__name__}:DATA", "not a function"),
+        ("in_process:DATA", "not a function"),
     ):
         with pytest.raises(fa.FedalignError, match=message):
             function(bad)
@@ -562,11 +455,92 @@ def test_a_new_app_is_what_flower_wants(tmp_path):
     assert tmp_path / "my-federation" / "my_federation" / "task.py" in files
     config, warnings = load_and_validate(tmp_path / "my-federation" / "pyproject.toml")
     assert warnings == []
-    Settings.read(config["tool"]["flwr"]["app"]["config"])
+    settings = Settings.read(config["tool"]["flwr"]["app"]["config"])
+    new = ("aggregator", "client_steps", "server_steps", "optimizer", "loss", "trackers")
+    assert {name: getattr(settings, name) for name in new} == {name: getattr(Settings, name) for name in new}
     with pytest.raises(fa.FedalignError, match="not empty"):
         create(tmp_path / "my-federation")
     with pytest.raises(fa.FedalignError, match="letters, digits"):
         create(tmp_path / "1st")
+
+
+#: The settings of an app that `fedalign flower new` made in version 0.1.
+OLD_APP = """
+model = "in_process:model"
+data = "in_process:data"
+rule = "auto"
+epsilon = 0.2
+cosine = -0.1
+fallback = true
+rounds = 10
+warmup = 0.1
+lr = 0.1
+epochs = 5
+batch-size = 50
+seed = 0
+roster = "roster.toml"
+out = ""
+resume = ""
+timeout = 600.0
+wait = 120.0
+quorum = 1.0
+repeats = 3
+longest = 10.0
+free-cap = 1.0
+"""
+NEW_SETTINGS = {"loss", "optimizer", "aggregator", "client_steps", "server_steps", "trackers"}  # since version 0.1
+
+
+def test_an_app_of_the_first_version_still_reads(federation, tmp_path):
+    config = tomllib.loads(OLD_APP)
+    settings = Settings.read(config)
+    assert {key: getattr(settings, key.replace("-", "_")) for key in config} == config
+    assert settings.make_rule() == fa.AutoAlign(match_on="heldout")
+    assert settings.local() == fa.LocalSGD(lr=0.1, epochs=5, batch_size=50)
+    assert isinstance(settings.make_aggregator(), fa.WeightedMean)
+    assert settings.make_server_steps() == (fa.LengthBound(10.0),)
+    assert (settings.make_client_steps(), settings.make_trackers()) == ((), [])
+
+
+def as_first_version(folder):
+    """Remove from a run's config.toml the settings that version 0.1 did not have."""
+    config = tomllib.loads((folder / "config.toml").read_text())
+    assert config.keys() > NEW_SETTINGS
+    kept = {key: value for key, value in config.items() if key not in NEW_SETTINGS}
+    (folder / "config.toml").write_text(tomli_w.dumps(kept))
+
+
+def test_settings_that_an_old_run_lacks_have_their_defaults_on_a_resume(federation, tmp_path):
+    _, server = federation(rule="all", out=str(tmp_path / "whole"))
+    server().run()
+    _, server = federation(rule="all")
+    server()  # nothing but config.toml
+    as_first_version(tmp_path / "out")
+    _, other = federation(rule="all", resume=str(tmp_path / "out"), aggregator="median")
+    with pytest.raises(fa.FedalignError, match=r"other settings: aggregator was 'mean', is 'median'"):
+        other()
+    federation(rule="all", resume=str(tmp_path / "out"))[1]().run()
+    assert history(tmp_path) == history(tmp_path, "whole")
+
+
+def test_a_checkpoint_of_the_first_version_is_refused(federation, tmp_path):
+    _, server = federation(rule="all", rounds=2)
+    server().run()
+    as_first_version(tmp_path / "out")
+    checkpoint = tmp_path / "out" / "checkpoint.safetensors"
+    save_file({"state": torch.zeros(610)}, checkpoint, {"rounds": "1", "offset": "0", "log": "e3b0", "state": "5feb"})
+    _, again = federation(rule="all", rounds=2, resume=str(tmp_path / "out"))
+    with pytest.raises(
+        fa.FedalignError, match=r"checkpoint.safetensors was written by fedalign 0\.1, .*start it again"
+    ):
+        again()
+    assert len(history(tmp_path)) == 2  # nothing was cut off
+
+
+def test_trackers_may_change_on_a_resume(federation, tmp_path):
+    _, server = federation(rule="all", rounds=1)
+    server().run()
+    federation(rule="all", rounds=1, resume=str(tmp_path / "out"), trackers="fedalign:Callback")[1]().run()
 
 
 def test_what_leaves_a_client(federation):

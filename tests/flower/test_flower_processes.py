@@ -57,6 +57,29 @@ def data(node_config):
     return ClientData(**all_data()[int(node_config["partition-id"])])
 '''
 
+# A user's own rule and tracker, in the app's package.
+MINE = '''
+"""Every second offer is admitted, and a tracker writes a line for every round."""
+import fedalign as fa
+
+class Half(fa.Rule):
+    def offers(self, own, broadcast):
+        return own.loss <= broadcast.loss + 2
+
+    def select(self, offers, broadcast):
+        return fa.Selection(tuple(sorted(offers))[::2], reasons=dict.fromkeys(offers, "every second offer"))
+
+class Lines(fa.Callback):
+    needs_model = False
+
+    def on_start(self, run):
+        self.path = run.folder / "lines.txt"
+
+    def on_round(self, record, model):
+        with self.path.open("a") as file:
+            file.write(f"{record.round} {record.admitted}\\n")
+'''
+
 
 def free_port():
     with socket.socket() as s:
@@ -91,6 +114,7 @@ class Federation:
         RosterFile(tuple(entries)).write(folder / "roster.toml")
         create(self.app)
         (self.app / "my_federation" / "task.py").write_text(TASK)
+        (self.app / "my_federation" / "mine.py").write_text(MINE)
         self.port = free_port()
         self.environment = {
             **os.environ,
@@ -187,8 +211,9 @@ class Federation:
             "epochs": 2, "batch-size": 20, "epsilon": 0.6, "timeout": 60.0, **settings,
         }  # fmt: skip
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        said = self.flwr("run", self.app, "here", "--run-config", words, "--format", "json").stdout
-        return json.loads(said)["run-id"]
+        said = json.loads(self.flwr("run", self.app, "here", "--run-config", words, "--format", "json").stdout)
+        assert "run-id" in said, said
+        return said["run-id"]
 
     def history(self, name):
         return RunStore(self.folder / name).history().rounds
@@ -220,7 +245,7 @@ def running(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(running):
-    """AutoALIGN, with the server killed in round 3 of 4, and an undisturbed run of FedALIGN."""
+    """AutoALIGN, with the server killed in round 3 of 4; an undisturbed run of FedALIGN; a user's own rule."""
     running.run("auto", rule="auto")
     running.wait_for(lambda: len(running.history("auto")) >= 2, 150, "round 2")
     running.kill("superlink")  # and the ServerApp, which it started
@@ -229,13 +254,20 @@ def ended(running):
     running.superlink()
     running.run("auto", rule="auto", resume=str(running.folder / "auto"))
     running.run("fedalign", rule="fedalign")
-    return {name: running.finish(name) for name in ("fedalign", "auto")}
+    running.run("half", rule="my_federation.mine:Half", trackers="my_federation.mine:Lines", rounds=2, warmup=0.0)
+    return {name: running.finish(name) for name in ("fedalign", "auto", "half")}
 
 
-def simulated(rule):
+def definitions(text):
+    """Run a module's text and return its names."""
+    names = {"__name__": "definitions"}
+    exec(text, names)
+    return names
+
+
+def simulated(rule, rounds=4, warmup=0.25):
     """Do the same in a simulation, with the app's own data function."""
-    names = {}
-    exec(TASK, names)
+    names = definitions(TASK)
     clients = names["all_data"]()
     data = fa.Federation.from_arrays(
         *([c[split] for c in clients] for split in ("train", "heldout", "test")),
@@ -243,7 +275,7 @@ def simulated(rule):
         heldout_fraction=0,
     )
     local = fa.LocalSGD(lr=0.1, epochs=2, batch_size=20)
-    return fa.simulate(data, names["model"], rule, 4, 0.25, local, device="cpu")
+    return fa.simulate(data, names["model"], rule, rounds, warmup, local, device="cpu")
 
 
 @pytest.mark.parametrize(("name", "rule"), [("fedalign", fa.Align(0.6)), ("auto", fa.AutoAlign())])
@@ -262,6 +294,21 @@ def test_decisions_and_weights_are_the_simulations(ended, name, rule):
         off = {r.clients[4].decision for r in history[1:] if r.clients[4].loss > r.global_loss + 0.6}
         easy = {r.clients[5].decision for r in history[1:] if r.clients[5].loss < r.global_loss - 0.6}
         assert (off, easy) == ({"declined"}, {"refused"})  # the client says no to the one, the server to the other
+
+
+def test_a_users_own_rule_decides_as_in_the_simulation(running, ended):
+    history, weights = ended["half"]
+    expected = simulated(definitions(MINE)["Half"](), rounds=2, warmup=0.0)
+    for mine, theirs in zip(history, expected.history.rounds, strict=True):
+        assert [c.decision for c in mine.clients] == [c.decision for c in theirs.clients]
+        assert [c.weight for c in mine.clients] == pytest.approx([c.weight for c in theirs.clients])
+        offered = [c for c in mine.clients if c.decision in ("admitted", "refused")]
+        assert [c.decision for c in offered] == (["admitted", "refused"] * 2)[: len(offered)]
+        assert {c.reason for c in offered} == {"every second offer"}
+    for key, value in expected.model.state_dict().items():
+        assert torch.allclose(weights[key], value, atol=1e-5)
+    lines = (running.folder / "half" / "lines.txt").read_text().splitlines()
+    assert lines == [f"{r.round} {r.admitted}" for r in history]
 
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed, which examples/flower/nginx.conf is for")

@@ -45,7 +45,10 @@ def test_a_dropout_model_trains_alike_twice(device):
         for _ in range(2)
     ]
     for name, tensor in ends[0].items():
-        assert torch.equal(tensor, ends[1][name]), name
+        if device == "cpu":
+            assert torch.equal(tensor, ends[1][name]), name
+        else:  # cuDNN may add up in another order; other masks would differ by far more
+            assert torch.allclose(tensor, ends[1][name], atol=1e-5), name
 
 
 def fedalign(folder, device, *options, wait=True):
@@ -53,10 +56,11 @@ def fedalign(folder, device, *options, wait=True):
     command = "import sys; from fedalign.cli import main; sys.exit(main(sys.argv[1:]))"
     rounds = ["--rounds", "300" if device == "cuda" else "30"]
     settings = ["synth-low", *rounds, "--arms", "fedalign,all", "--seeds", "1", "--device", device, "--quiet"]
-    source = str(Path(fa.__file__).parent.parent)
+    # The process runs in another folder, so paths that are relative to this one must be made absolute.
+    paths = [Path(fa.__file__).parent.parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     process = subprocess.Popen(
         [sys.executable, "-c", command, "run", *settings, "--out", str(folder), *options],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in paths)},
         cwd=folder.parent,
     )
     return process.wait() if wait else process

@@ -46,7 +46,7 @@ class Aggregator(abc.ABC):
         """Combine models (clients × numbers) with their shares, which sum to 1, into one flat model."""
 
     def start(self) -> Accumulator:
-        """Begin an aggregate."""
+        """Begin an aggregate that holds the models until all are there."""
         return _Held(self)
 
 

@@ -1,4 +1,4 @@
-"""A real federation over Flower: ``server_app`` and ``client_app`` for ``flwr run``, the roster, the client's policy.
+"""A federation on many machines, over Flower: the apps for ``flwr run``, the roster, and each client's own policy.
 
 The algorithm is ``fedalign.protocol``; this package carries its requests over Flower's Grid. It needs the extra
 ``fedalign[flower]``.

@@ -1,4 +1,4 @@
-"""The ClientApp: it measures the model, decides for itself, trains, and sends an update or a decline."""
+"""The ClientApp: it measures the model, decides whether to take part, trains, and sends an update or a decline."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ app = ClientApp()
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Tell how many samples there are."""
+    """Report how many samples this client has in each split."""
     content = RecordDict({"samples": MetricRecord(dict(_node(context).samples()))})
     return Message(content, reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Measure the models of a message on one split, and on another where the server will ask for that next."""
+    """Measure the models of a message on one or more splits; the reply has a measure for each model and split."""
     node, task = _node(context), _task(message)
     models = list(get_models(message.content, node.layout.size, node.layout.dtype))
     measures = {}
@@ -43,7 +43,10 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Measure the model, decide, and train."""
+    """Measure the model, decide, and train.
+
+    The reply has the client's measure, and the trained model or the reason for declining.
+    """
     node, task, settings = _node(context), _task(message), Settings.read(context.run_config)
     model = get_model(message.content, node.layout.size, node.layout.dtype)
     priority, broadcast = bool(task["priority"]), get_broadcast(task)
@@ -75,7 +78,7 @@ def _split(task: Mapping[str, Any]) -> Split:
 
 
 def _node(context: Context) -> Node:
-    """Load this client's data and model, once in a process."""
+    """Return this client's node; its data and model are loaded once in a process."""
     return _made(json.dumps(dict(context.run_config)), json.dumps(dict(context.node_config)))
 
 

@@ -11,19 +11,19 @@ from flwr.serverapp import Grid
 
 from fedalign.protocol.messages import Lost
 
-_POLL = 0.5  # seconds between looks for replies; more when they are long in coming
+_POLL = 0.5  # seconds between checks for replies; the interval grows while none come
 
 
 class Exchange:
-    """Exchanges one message with each of several nodes. ``seconds`` adds up the time spent waiting, by purpose."""
+    """Exchanges one message with each of several nodes. ``seconds`` is the total time spent waiting, by purpose."""
 
     def __init__(self, grid: Grid, timeout: float) -> None:
         self._grid, self._timeout = grid, timeout
-        self.nodes: dict[int, int] = {}  #: the node of every connected client
+        self.nodes: dict[int, int] = {}  #: the Flower node of every connected client
         self.seconds: dict[str, float] = {}
 
     def __call__(self, kind: str, contents: Mapping[int, RecordDict], purpose: str) -> dict[int, RecordDict | Lost]:
-        """Send each client its content and return the replies. A reply that comes too late is never read."""
+        """Send each client its content and return the replies, or why there is none; late replies are ignored."""
         found: dict[int, RecordDict | Lost] = {k: Lost("not connected") for k in contents}
         clients = [k for k in contents if k in self.nodes]
         if not clients:
@@ -36,9 +36,9 @@ class Exchange:
             found[k] = Lost(f"no answer in {limit:g} s" if k in waiting.values() else "the message could not be sent")
         pause = _POLL
         while waiting:
-            late = time.monotonic() - began >= limit  # even then, look once more
+            late = time.monotonic() - began >= limit  # replies that came meanwhile are still read
             for reply in self._grid.pull_messages(list(waiting)):
-                # An error reply comes from the SuperLink, not from the node: what it replies to tells whose it is.
+                # The SuperLink sends error replies, not the node: the message it replies to identifies the client.
                 k = waiting.pop(reply.metadata.reply_to_message_id, -1)
                 if k >= 0:
                     found[k] = _content(reply, limit)

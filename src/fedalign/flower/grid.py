@@ -1,8 +1,7 @@
-"""Answers an algorithm's requests over Flower's Grid."""
+"""Answers an algorithm's requests by messages to the clients over Flower's Grid."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from flwr.serverapp import Grid
 from fedalign.aggregation.aggregator import Aggregation
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
+from fedalign.flower.early_measures import EarlyMeasures, Key, digest
 from fedalign.flower.exchange import Exchange
 from fedalign.flower.members import Members
 from fedalign.flower.roster_file import Entry, RosterFile
@@ -43,15 +43,14 @@ from fedalign.simulation.driver import similarities_to
 from fedalign.simulation.engine.layout import Layout
 
 log = logging.getLogger("flwr")
-Key = tuple[str, str, int]  # a model's digest, a split, a client
 
 
 class BelowQuorumError(Exception):
-    """Too little of the priority clients' weight answered."""
+    """Raised when the priority clients that answered have less weight than the quorum."""
 
 
 class GridDriver:
-    """Knows the clients' nodes, sends them messages, and holds the updates of the last :class:`Invite`."""
+    """Answers requests over the Grid, and holds the updates of the last :class:`Invite` until they are aggregated."""
 
     def __init__(self, grid: Grid, settings: Settings, roster: RosterFile, layout: Layout) -> None:
         self._grid, self._settings, self._file, self._layout = grid, settings, roster, layout
@@ -59,14 +58,19 @@ class GridDriver:
         strangers = [entry for entry in self._connected().values() if entry not in roster.entries]
         self.members = Members([*roster.entries, *sorted(strangers, key=lambda entry: entry.key)], settings.free_cap)
         self._rule = settings.make_rule()
+        self._match_on = self._rule.match_on or settings.match_on
         self._aggregator = settings.make_aggregator()
         self._server_steps = settings.make_server_steps()
         self._received: torch.Tensor | None = None
         self._updates: dict[int, torch.Tensor] = {}
-        self._known: dict[Key, Measure] = {}  # measures that were taken ahead of their request
+        self.early = EarlyMeasures()
 
     def answer(self, request: object) -> Any:
-        """Answer one of an algorithm's requests."""
+        """Answer one of an algorithm's requests.
+
+        Raises :class:`BelowQuorumError` if too few priority clients sent an update, and :class:`FedalignError` for a
+        request that needs no server.
+        """
         answers: dict[type, Callable[[Any], Any]] = {
             WhoIsThere: self._who_is_there,
             Evaluate: self._evaluate,
@@ -80,7 +84,7 @@ class GridDriver:
         return answers[type(request)](request)
 
     def online(self) -> set[int]:
-        """Return the connected clients that have reported their sample counts, and ask the new ones for theirs."""
+        """Ask newly connected clients for their sample counts, and return the connected clients that have reported."""
         numbered = {node: self.members.number(entry) for node, entry in self._connected().items()}
         self.exchange.nodes = {k: node for node, k in numbered.items() if k is not None}
         new = [k for k in self.exchange.nodes if not self.members.has_reported(k)]
@@ -89,7 +93,7 @@ class GridDriver:
             samples = content.get("samples") if isinstance(content, RecordDict) else None
             name = self.members.name(k)
             if not isinstance(samples, MetricRecord):
-                why = content.reason if isinstance(content, Lost) else "it did not say how many samples it has"
+                why = content.reason if isinstance(content, Lost) else "it did not report how many samples it has"
                 log.warning("%s is left out for now: %s", name, why)
             elif not isinstance(samples.get("train"), int) or samples["train"] < 1:  # type: ignore[operator]
                 log.warning("%s is left out: it has no training samples", name)
@@ -105,23 +109,23 @@ class GridDriver:
         return self._file.who(keys)
 
     def _needed(self, k: int) -> tuple[str, ...]:
-        """Name the data that a client must have: what is matched on, and what the priority clients choose by."""
+        """Return the splits that a client must have: the one that losses are compared on, and the evaluators' one."""
         evaluates = isinstance(self._rule, AutoAlign) and self.members.is_priority(k)
-        return (self._settings.match_on, *(["heldout"] if evaluates else []))
+        return (self._match_on, *(["heldout"] if evaluates else []))
 
     def _who_is_there(self, request: WhoIsThere) -> Present | None:
         if request.purpose == "evaluate":
-            return None  # the clients that take part evaluate
+            return None  # the priority clients that take part are the evaluators
         online, roster = self.online(), self.members.roster()
         return Present(roster, tuple(k in online for k in range(len(roster))))
 
     def _evaluate(self, request: Evaluate) -> list[Measures]:
         """Send each client all its models in one message.
 
-        A round ends with test measures, and the next one begins with a loss: the priority clients give both at once,
-        which saves an exchange.
+        A round ends with test measures, and the next one begins with a loss. The priority clients measure both in one
+        exchange.
         """
-        if (known := self._remembered(request)) is not None:
+        if (known := self.early.recall(request)) is not None:
             return known
         models: dict[int, list[torch.Tensor]] = {}
         places = []
@@ -129,16 +133,16 @@ class GridDriver:
             for k in clients:
                 models.setdefault(k, []).append(model)
             places.append({k: len(models[k]) - 1 for k in clients})
-        ahead = [(_digest(model), model, split) for model, split in request.ahead]
+        ahead = [(digest(model), model, split) for model, split in request.ahead]
         splits = "+".join(dict.fromkeys([request.split, *(split for _, _, split in ahead)]))
         where: dict[Key, int] = {}
         for k, own in models.items():
-            digests = [_digest(model) for model in own] if ahead else []
-            for digest, model, split in ahead:
-                if digest not in digests:
+            digests = [digest(model) for model in own] if ahead else []
+            for name, model, split in ahead:
+                if name not in digests:
                     own.append(model)
-                    digests.append(digest)
-                where[digest, split, k] = digests.index(digest)
+                    digests.append(name)
+                where[name, split, k] = digests.index(name)
         answers = self.exchange(MEASURE, {k: self._question(k, own, splits) for k, own in models.items()}, splits)
 
         def measure(k: int, split: str, place: int) -> Measure | None:
@@ -146,8 +150,7 @@ class GridDriver:
             return None if isinstance(answer, Lost) else get_measure(answer, f"{split}-{place}")
 
         if ahead:
-            found = {key: measure(key[2], key[1], place) for key, place in where.items()}
-            self._known = {key: one for key, one in found.items() if one is not None}
+            self.early.store({key: measure(key[2], key[1], place) for key, place in where.items()})
         replies = [{k: measure(k, request.split, place) for k, place in of_model.items()} for of_model in places]
         return [{k: one for k, one in of_model.items() if one is not None} for of_model in replies]
 
@@ -156,15 +159,6 @@ class GridDriver:
         put_model(content, torch.stack(models))
         put_task(content, k, 0, self._settings.rounds, splits, self.members.is_priority(k), None)
         return content
-
-    def _remembered(self, request: Evaluate) -> list[Measures] | None:
-        """Return measures that were taken ahead, if all that are asked for were."""
-        if not self._known or not request.asked:
-            return None
-        keys = [{k: (_digest(model), request.split, k) for k in clients} for model, clients in request.asked]
-        if any(key not in self._known for of_model in keys for key in of_model.values()):
-            return None
-        return [{k: self._known[key] for k, key in of_model.items()} for of_model in keys]
 
     def _invite(self, request: Invite) -> dict[int, Reply]:
         self._updates, self._received = {}, request.model
@@ -189,7 +183,8 @@ class GridDriver:
             if own is None:
                 return Lost("it declined without a measure")
             return Declined(own, str(declined.get("reason", ""))[:200])
-        own = None if priority or own is None or math.isnan(own.loss) else own  # NaN could be ordered nowhere
+        if priority or (own is not None and math.isnan(own.loss)):  # NaN cannot be compared with other losses
+            own = None
         if not priority and own is None:
             return Lost("its measure of the model is missing or makes no sense")
         try:
@@ -211,7 +206,7 @@ class GridDriver:
             if not self._enough(facts):
                 silent = [self.members.name(k) for k in invited if self.members.is_priority(k) and k not in facts]
                 raise BelowQuorumError(f"no update from {', '.join([*silent, *self.members.missing(invited)])}")
-            # Nobody is missing: it is the model, which is for the algorithm to see.
+            # All answered, so the model itself diverged, which the algorithm handles.
             refused = {k: why for k, why in refused.items() if not self.members.is_priority(k)}
         for k, why in refused.items():
             reply = replies[k]
@@ -243,11 +238,6 @@ class GridDriver:
         return Aggregated(total.results())
 
     def _not_finite(self) -> dict[int, str]:
-        """Return priority clients' updates that are not finite: those of free clients were refused before."""
+        """Return the priority clients whose updates are not finite; those of free clients were refused on arrival."""
         facts = {k: UpdateFacts(bool(torch.isfinite(model).all())) for k, model in self._updates.items()}
         return refusals(facts, list(facts), ())
-
-
-def _digest(model: torch.Tensor) -> str:
-    """Name a model by its content."""
-    return hashlib.sha256(model.detach().cpu().contiguous().numpy().data).hexdigest()

@@ -32,7 +32,7 @@ class Members:
         return self._entries[k].priority
 
     def number(self, entry: Entry) -> int | None:
-        """Return the number of a roster entry; None if it has come since the run began."""
+        """Return the number of a roster entry; None if it was added after the run began."""
         return self._numbers.get(entry.key)
 
     def has_reported(self, k: int) -> bool:
@@ -59,7 +59,10 @@ class Members:
         return [entry.name for k, entry in enumerate(self._entries) if entry.priority and k not in here]
 
     def weight(self, clients: Iterable[int]) -> float:
-        """Return the part of the priority clients' weight that some have; before all report, of their number."""
+        """Return the fraction of the priority clients' weight that these clients have.
+
+        Weights are known when all priority clients have reported. Until then it is the fraction of their number.
+        """
         some = {k for k in clients if self.is_priority(k)}
         everyone = {k for k, entry in enumerate(self._entries) if entry.priority}
         if not everyone <= self._counts.keys():

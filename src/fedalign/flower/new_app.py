@@ -1,4 +1,4 @@
-"""``fedalign flower new DIR``: a Flower app with a working example, to be changed at two functions."""
+"""``fedalign flower new DIR``: makes a Flower app with a working example, in which users change two functions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from fedalign.errors import FedalignError
 
 
 def create(folder: Path) -> list[Path]:
-    """Create the app; its name is the folder's. Gives the files written."""
+    """Create an app named like its folder, and return the files written.
+
+    Raises :class:`FedalignError` if the folder is not empty or its name cannot be an app's.
+    """
     name = folder.resolve().name.lower().replace("_", "-").replace(" ", "-")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise FedalignError(f"the folder's name becomes the app's, so it must be letters, digits and -, not {name!r}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FedalignError(f"{folder} is there already and not empty; choose another folder")
+        raise FedalignError(f"{folder} exists and is not empty; choose another folder")
     package = name.replace("-", "_")
     source = resources.files("fedalign.flower") / "template"
     written = []

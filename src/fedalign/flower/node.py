@@ -1,4 +1,4 @@
-"""A client's own work: its data, and measuring and training models with it. The engine is the simulation's."""
+"""A client's data, and the measuring and training of models on it, with the engine that simulations use."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ from fedalign.simulation.spec import initial_module
 
 @dataclass(frozen=True)
 class ClientData:
-    """A client's data, features and labels each. Without ``heldout``, a fraction of the training data is held out.
+    """A client's data: features and labels of each split. Without ``heldout``, some training data is held out.
 
-    ``mean`` and ``std`` normalise features; uint8 images are divided by 255 before that.
+    ``heldout_fraction`` says how much. ``mean`` and ``std`` normalise features; uint8 images are first divided by 255.
+
+    >>> data = ClientData((torch.randn(50, 4), torch.arange(50) % 2))
+    >>> len(data.federation(seed=0).clients[0].heldout)
+    10
     """
 
     train: Arrays
@@ -37,7 +41,7 @@ class ClientData:
     std: float | tuple[float, ...] = 1.0
 
     def federation(self, seed: int) -> Federation:
-        """Make a federation of this one client."""
+        """Make a federation of this one client, which the engine takes; ``seed`` fixes which samples are held out."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "all 1 clients are priority", FederationWarning)
             return Federation.from_arrays(
@@ -53,7 +57,11 @@ class ClientData:
 
 
 class Node:
-    """A client with its data at hand."""
+    """A client with its data and model loaded, ready to measure and train.
+
+    Raises :class:`FedalignError` if the data function returns something else than data, or if model, data and loss do
+    not go together.
+    """
 
     def __init__(self, settings: Settings, node_config: Mapping[str, Any]) -> None:
         given = function(settings.data)(dict(node_config))
@@ -61,7 +69,7 @@ class Node:
             given = ClientData(given)
         if not isinstance(given, ClientData):
             raise FedalignError(
-                f"{settings.data} must give a fedalign.flower.ClientData, or features and labels, not {given!r:.60}"
+                f"{settings.data} must return a fedalign.flower.ClientData, or features and labels, not {given!r:.60}"
             )
         self._settings = settings
         self._federation = given.federation(settings.seed)
@@ -72,22 +80,27 @@ class Node:
         data = Data([self._federation.pool], device, next(template.parameters()).dtype)
         loss = settings.make_loss()
         accuracy = check_model(template, data, [self._federation], loss)
+        if settings.make_rule().needs_accuracy and not accuracy:
+            raise FedalignError("matching on accuracy needs a task with classes; this one has none: use match='loss'")
         self._engine = BatchedEngine(template, loss, data, accuracy=accuracy)
         self.layout, self._device = self._engine.layout, device
 
     def samples(self) -> dict[str, int]:
-        """Count the samples of every split."""
+        """Return the number of samples in every split."""
         return {split: len(self._client.rows(split)) for split in ("train", "heldout", "test")}
 
     def measure(self, models: Sequence[torch.Tensor], split: Split) -> list[Measure] | None:
-        """Measure models on one split; None if there are no such samples."""
+        """Measure models on one split; None if the client has no samples in it."""
         rows = self._client.rows(split)
         if not len(rows):
             return None
         return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
 
     def train(self, model: torch.Tensor, client: int, round: int, rounds: int) -> torch.Tensor:
-        """Do the round's local work and the client steps; ``client`` is its number, which fixes its batches."""
+        """Train a model in a round, apply the client steps, and return the model to send.
+
+        ``client`` is the client's number in the roster. With the seed and the round it fixes all random draws.
+        """
         local, seed = self._settings.local(), self._settings.seed
         job = TrainJob(
             model.to(self._device), self._federation.pool, self._client.train, local, seed, round, rounds, client

@@ -1,8 +1,8 @@
-"""What a client decides for itself, whatever the server asks: its node's settings, and a log of what it got.
+"""A client's own limits, which hold whatever the server asks, and its log of the models that it received.
 
-In ``flower-supernode --node-config``: ``opt-out=true``, ``max-epsilon=0.5`` (a wider ε is cut to this),
-``max-loss=2.0`` (no work for a model that serves it worse), ``rounds-a-day=20``, ``log="…/fedalign.jsonl"``.
-Priority clients are bound by ``opt-out`` and ``rounds-a-day`` alone.
+They are set in ``flower-supernode --node-config``: ``opt-out=true``, ``max-epsilon=0.5`` (a wider ε becomes this one),
+``max-loss=2.0`` (decline models with a higher loss), ``rounds-a-day=20`` and ``log="…/fedalign.jsonl"``. Only
+``opt-out`` and ``rounds-a-day`` apply to priority clients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DAY = 86_400
 
 @dataclass(frozen=True)
 class Policy:
-    """A client's limits. ``log`` is a file of its own: a line for every model it received."""
+    """A client's limits. ``log`` is a file on the client's machine, with a line for every model that it received."""
 
     opt_out: bool = False
     max_epsilon: float | None = None
@@ -36,7 +36,7 @@ class Policy:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Policy:
-        """Read a node's settings; other keys (as ``partition-id``) are the data function's."""
+        """Read a node's settings; other keys, such as ``partition-id``, are for the data function."""
         given: dict[str, Any] = {}
         for name, option in options_of(cls).items():
             key = name.replace("_", "-")
@@ -54,7 +54,7 @@ class Policy:
         return policy
 
     def refuses(self, rule: Rule, own: Measure, broadcast: Broadcast, priority: bool, run: int = 0) -> str | None:
-        """Say why this client takes no part in a round; None if it does."""
+        """Return why this client takes no part in a round; None if it takes part."""
         if self.opt_out:
             return "opted out"
         if self.rounds_a_day is not None and self._rounds_with(run, broadcast.round, priority) > self.rounds_a_day:
@@ -68,7 +68,7 @@ class Policy:
         return None if rule.offers(own, broadcast) else rule.why(own, broadcast, False)
 
     def note(self, own: Measure, broadcast: Broadcast, refusal: str | None, run: int = 0) -> None:
-        """Write down what it received and what it did."""
+        """Add a line to the log: the model's loss on this client, the broadcast, and whether the client trained."""
         if self.log is None:
             return
         line = {
@@ -86,9 +86,10 @@ class Policy:
             file.write(json.dumps(line) + "\n")
 
     def _rounds_with(self, run: int, round: int, priority: bool) -> int:
-        """Count the rounds of the last day in which it trained, with the one that it is asked for.
+        """Count the rounds of the last 24 hours in which the client trained, including the one it is asked for.
 
-        A priority client may train two models in a round, AutoALIGN's base and their own; what is more counts again.
+        A priority client may train two models in a round of AutoALIGN, the training model and the priority-only model.
+        A third one counts as another round.
         """
         assert self.log is not None
         since, trained = time.time() - _DAY, Counter({(str(run), round): 1})

@@ -1,4 +1,4 @@
-"""The roster file: who a node is, by its key, and which role it has. What a node says of itself counts for nothing.
+"""The roster file: it gives every node, identified by its public key, a name and a role. Nodes cannot change theirs.
 
 A roster is TOML::
 
@@ -8,7 +8,7 @@ A roster is TOML::
     key = "5f1c…"                 # SHA-256 of the node's public key
     name = "site-3"
     priority = true
-    samples = 5000                # count at most so many of its samples
+    samples = 5000                # count at most this many of its samples
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedalign.settings.validation import options_of
 
 @dataclass(frozen=True)
 class Entry:
-    """One client of the roster; ``samples`` caps its sample count."""
+    """A client of the roster: its key's fingerprint, its name and its role. ``samples`` caps its sample count."""
 
     key: str
     name: str
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class RosterFile:
-    """A roster as it was read."""
+    """The clients of a federation, and what happens to nodes with unknown keys. Keys and names must be unique."""
 
     entries: tuple[Entry, ...]
     unknown: Literal["refuse", "free"] = "refuse"
@@ -58,7 +58,7 @@ class RosterFile:
 
     @classmethod
     def read(cls, path: Path) -> RosterFile:
-        """Read and check a roster."""
+        """Read a roster; a :class:`FedalignError` says what is wrong with the file."""
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -74,20 +74,20 @@ class RosterFile:
         return cls(tuple(_entry(client, path) for client in clients), table.get("unknown", "refuse"))
 
     def write(self, path: Path) -> None:
-        """Write the roster, all at once."""
+        """Write the roster, so that a reader finds the old file or the new one and never a part."""
         clients = [{k: v for k, v in vars(entry).items() if v is not None} for entry in self.entries]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, tomli_w.dumps({"unknown": self.unknown, "client": clients}))
 
     def adding(self, entry: Entry) -> RosterFile:
-        """Give the roster with one more client, or with new settings for a key that is there."""
+        """Return a roster with one more client, or with new settings for a key that it has."""
         if entry.samples is not None and entry.samples < 1:
             raise FedalignError(f"{entry.name}'s samples must be at least 1, not {entry.samples}")
         kept = {one.key: one for one in self.entries} | {entry.key: entry}
         return RosterFile(tuple(kept.values()), self.unknown)
 
     def who(self, keys: Mapping[int, bytes]) -> dict[int, Entry]:
-        """Tell who the nodes are (node number to public key); unknown ones are left out, or are free clients."""
+        """Return the entries of nodes, given their public keys; unknown nodes are left out, or are free clients."""
         known = {entry.key: entry for entry in self.entries}
         found = {}
         for node, key in keys.items():
@@ -122,7 +122,7 @@ def _entry(table: Any, path: Path) -> Entry:
 
 
 def fingerprint(key: bytes) -> str:
-    """Give the SHA-256 of a public key, whether it is written as OpenSSH or as PEM."""
+    """Return the SHA-256 of a public key, in the OpenSSH or the PEM format; both formats give the same."""
     load = (
         serialization.load_ssh_public_key if key.startswith((b"ecdsa-", b"ssh-")) else serialization.load_pem_public_key
     )

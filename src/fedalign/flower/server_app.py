@@ -1,4 +1,4 @@
-"""The ServerApp: an algorithm, driven over the Grid, with every round on disk."""
+"""The ServerApp: it runs an algorithm over the Grid and writes every round to disk."""
 
 from __future__ import annotations
 
@@ -31,22 +31,25 @@ from fedalign.simulation.simulation import SimulationResult
 from fedalign.simulation.spec import initial_module
 
 app = ServerApp()
-log = logging.getLogger("flwr")  # what Flower shows with `flwr log` and `flwr run --stream`
-_SAME = {"resume", "out", "timeout", "wait", "repeats", "quorum", "device", "roster"}  # may change on a resume
+log = logging.getLogger("flwr")  # Flower shows it with `flwr log` and `flwr run --stream`
+_MAY_CHANGE = {"resume", "out", "timeout", "wait", "repeats", "quorum", "device", "roster", "trackers"}  # on a resume
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run, or go on with, a federation."""
+    """Run a federation, or continue the run that the setting ``resume`` names."""
     try:
         Server(grid, Settings.read(context.run_config), context.run_id).run()
     except FedalignError as error:
-        log.error(str(error))  # the sentence first: Flower prints a traceback and its own code
+        log.error(str(error))  # Flower then prints a traceback and a code of its own
         raise
 
 
 class Server:
-    """A run: its folder, its clients, and where it stands."""
+    """A run over Flower: it drives the algorithm, keeps the last finished round, and tells the callbacks.
+
+    Raises :class:`FedalignError` for wrong settings before anything is written.
+    """
 
     def __init__(self, grid: Grid, settings: Settings, run_id: int) -> None:
         self._settings = settings
@@ -63,18 +66,21 @@ class Server:
             rule=rule,
             rounds=settings.rounds,
             warmup=warmup_rounds(settings.warmup, settings.rounds),
-            match_on=settings.match_on,
+            match_on=rule.match_on or settings.match_on,
             measure_training=False,
         )
+        trackers = settings.make_trackers()  # before anything is written: a wrong one must not leave a folder
         self._store = RunStore(self.folder)
         self._snapshot, last = self._open()
-        info = RunInfo(settings.rule, settings.seed, settings.rounds, self._snapshot.round, last, self.folder)
-        self._callbacks: list[Callback] = [Recorder(self._store, None, settings.rounds), *settings.make_trackers()]
-        for callback in self._callbacks:
-            callback.on_start(info)
+        self._callbacks: list[Callback] = [Recorder(self._store, None, settings.rounds), *trackers]
+        self._info = RunInfo(settings.rule, settings.seed, settings.rounds, self._snapshot.round, last, self.folder)
 
     def run(self) -> None:
-        """Go on to the last round. A round without a quorum is repeated, then the run pauses."""
+        """Run to the last round.
+
+        A round without a quorum is repeated. After that the run pauses with a :class:`FedalignError` that says how to
+        resume it.
+        """
         try:
             self._run()
         finally:
@@ -83,16 +89,19 @@ class Server:
     def _run(self) -> None:
         settings = self._settings
         log.info("output in %s", self.folder)
+        for callback in self._callbacks:
+            callback.on_start(self._info)
         self._await_quorum()
         failed = 0
         while self._snapshot.round < settings.rounds:
             try:
-                self._go_on()
+                self._advance()
             except BelowQuorumError as error:
                 failed += 1
                 if failed > settings.repeats:
                     raise self._paused(str(error)) from error
                 log.warning("round %d is repeated: %s", self._snapshot.round, error)
+                self._driver.early.forget()  # a measure may be what failed
                 self._await_quorum()
             else:
                 failed = 0
@@ -101,8 +110,8 @@ class Server:
             callback.on_end(result)
         log.info("done: %d rounds, in %s", self._snapshot.round, self.folder)
 
-    def _go_on(self) -> None:
-        """Drive the algorithm from the last finished round to its end."""
+    def _advance(self) -> None:
+        """Run the algorithm from the last finished round to its end."""
         run = self._algorithm(self._plan, self._snapshot)
         reply: Any = None
         began = time.monotonic()
@@ -111,7 +120,7 @@ class Server:
                 request = run.send(reply)
             except StopIteration:
                 return
-            except DivergedError as error:  # a node that is broken may be whole when the round is repeated
+            except DivergedError as error:  # a faulty node may have recovered when the round is repeated
                 raise BelowQuorumError(str(error)) from error
             reply = self._driver.answer(request)
             if isinstance(request, RoundDone):
@@ -143,17 +152,17 @@ class Server:
         """Wait until enough priority clients are connected and have reported."""
         until = time.monotonic() + self._settings.wait
         while True:
-            there = self._driver.online()
-            if self._driver.members.weight(there) >= self._settings.quorum - 1e-9:
+            online = self._driver.online()
+            if self._driver.members.weight(online) >= self._settings.quorum - 1e-9:
                 return
             if time.monotonic() >= until:
-                raise self._paused(f"not connected: {', '.join(self._driver.members.missing(there))}")
+                raise self._paused(f"not connected: {', '.join(self._driver.members.missing(online))}")
             time.sleep(1.0)
 
     def _paused(self, why: str) -> FedalignError:
         return FedalignError(
             f"paused before round {self._snapshot.round}: the priority clients' quorum of {self._settings.quorum:g} "
-            f"was not reached ({why}); nothing is lost: go on with flwr run … --run-config 'resume=\"{self.folder}\"'"
+            f"was not reached ({why}); nothing is lost; continue: flwr run … --run-config 'resume=\"{self.folder}\"'"
         )
 
     def _as_module(self, flat: torch.Tensor) -> nn.Module:
@@ -162,12 +171,12 @@ class Server:
         return module.eval()
 
     def _open(self) -> tuple[Snapshot, RoundRecord | None]:
-        """Begin in a fresh folder, or find where an earlier run stopped."""
+        """Start in a new folder, or return the last checkpoint of the run to resume, with its last record."""
         settings, config = self._settings, self.folder / "config.toml"
         text = tomli_w.dumps(vars(settings))
         if not settings.resume:
             if not self._store.is_empty() or config.exists():
-                raise FedalignError(f'{self.folder} already holds a run; go on with resume="{self.folder}"')
+                raise FedalignError(f'{self.folder} already holds a run; continue it with resume="{self.folder}"')
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(config, text)
             return self._first(), None
@@ -182,7 +191,7 @@ class Server:
             return self._first(), None
         at = points[0]
         self._store.rewind(at)
-        log.info("going on from round %d", at.rounds)
+        log.info("continuing from round %d", at.rounds)
         return at.snapshot, at.last
 
     def _first(self) -> Snapshot:
@@ -192,10 +201,10 @@ class Server:
 def _check_same(config: Path, settings: Settings) -> None:
     import tomllib
 
-    # Settings that are newer than the run have their defaults.
+    # A run of an earlier version has the defaults of settings that are newer.
     usual = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
     old = usual | tomllib.loads(config.read_text(encoding="utf-8"))
-    changed = sorted(k for k, v in vars(settings).items() if k not in _SAME and old.get(k) != v)
+    changed = sorted(k for k, v in vars(settings).items() if k not in _MAY_CHANGE and old.get(k) != v)
     if changed:
         shown = "; ".join(f"{k} was {old.get(k)!r}, is {getattr(settings, k)!r}" for k in changed)
         raise FedalignError(f"{config.parent} was run with other settings: {shown}")

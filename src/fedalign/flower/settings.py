@@ -1,4 +1,4 @@
-"""A run's settings, as Flower's run configuration gives them to the server and to every client."""
+"""The settings of a run, which Flower's run configuration gives to the server and to every client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Settings:
 
     ``model`` and ``data`` name functions, as ``package.module:function``. ``rule``, ``loss`` and ``optimizer`` are
     built-in names or ``package.module:Name``, with options as in ``fedalign(epsilon=0.3)``; further settings such as
-    ``epsilon`` and ``lr`` go where the rule or the optimiser has them. Paths are of the server's machine.
+    ``epsilon`` and ``lr`` are for rules and optimisers that have such an option. Paths are on the server's machine.
     """
 
     model: str
@@ -38,10 +38,10 @@ class Settings:
     epsilon: float = 0.2
     match: Literal["loss", "accuracy"] = "loss"
     match_on: Literal["heldout", "train"] = "heldout"
-    fallback: bool = True  #: of the rule `auto`, as is `cosine`
+    fallback: bool = True  #: for the rule `auto`, as is `cosine`
     cosine: float = -0.1
     loss: str = "cross-entropy"
-    optimizer: str = "sgd"  #: of the clients' local work
+    optimizer: str = "sgd"  #: for the clients' local work
     aggregator: str = "mean"  #: how the server combines updates
     client_steps: str = ""  #: what clients do with updates before they send them; several with `;` between
     server_steps: str = ""  #: which free clients' updates the server refuses, besides `longest`
@@ -55,16 +55,14 @@ class Settings:
     mu: float = 0.0
     seed: int = 0
     roster: str = "roster.toml"
-    out: str = ""  #: where output goes; empty: ~/fedalign-runs/RUN
-    resume: str = ""  #: go on with the run whose output is there
-    timeout: float = 600.0  #: seconds that clients have for each request
+    out: str = ""  #: the output folder; empty: ~/fedalign-runs/RUN
+    resume: str = ""  #: the output folder of a run to continue
+    timeout: float = 600.0  #: seconds that clients have to answer a request
     wait: float = 120.0  #: seconds to wait at the start, and before a repeated round, for the quorum
-    quorum: float = 1.0  #: the part of the priority clients' weight that must answer
+    quorum: float = 1.0  #: the fraction of the priority clients' weight that must answer
     repeats: int = 3  #: how often a round without a quorum is repeated before the run pauses
-    longest: float = (
-        10.0  #: a free client's update is refused if it is so many times the longest priority update; 0: never
-    )
-    free_cap: float = 1.0  #: the most that one free client may weigh, where all priority clients weigh 1
+    longest: float = 10.0  #: refuse a free update more than this many times the longest priority update; 0: never
+    free_cap: float = 1.0  #: the largest weight of one free client; all priority clients together have weight 1
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -126,6 +124,8 @@ class Settings:
                 raise FedalignError(f"{key.replace('_', '-')} is set, but the optimizer {name!r} has no such option")
         usual |= check_given("optimizer", options, known)
         made: LocalOptimizer = LOCAL_OPTIMIZERS.make({"kind": name, **usual})
+        if made.scaffold:
+            raise FedalignError("SCAFFOLD runs in simulations alone: nodes over Flower keep no control variates")
         return made
 
     def make_rule(self) -> Rule:
@@ -145,12 +145,12 @@ class Settings:
         return loss
 
     def make_aggregator(self) -> Aggregator:
-        """Make the server's aggregator."""
+        """Make the aggregator that the server combines updates with."""
         made: Aggregator = AGGREGATORS.make(AGGREGATORS.resolve("aggregator", self.aggregator))
         return made
 
     def make_client_steps(self) -> tuple[ClientStep, ...]:
-        """Make what clients do with their updates before they send them."""
+        """Make the steps that clients apply to their updates before they send them."""
         tables = CLIENT_STEPS.resolve_all("client-steps", self.client_steps)
         return tuple(CLIENT_STEPS.make(table) for table in tables)
 
@@ -161,12 +161,16 @@ class Settings:
         return (*bound, *(SERVER_STEPS.make(table) for table in tables))
 
     def make_trackers(self) -> list[Callback]:
-        """Make the callbacks that hear of every round on the server."""
+        """Make the callbacks that the server tells of every round."""
         return [CALLBACKS.make(table) for table in CALLBACKS.resolve_all("trackers", self.trackers)]
 
 
 def function(reference: str) -> Callable[..., Any]:
-    """Import ``package.module:function``."""
+    """Return the function that ``package.module:function`` names; raises :class:`FedalignError` if there is none.
+
+    >>> function("math:sqrt")(9.0)
+    3.0
+    """
     found = find(reference)
     if not callable(found):
         raise FedalignError(f"{reference!r} is not a function")

@@ -1,9 +1,9 @@
 """A SuperNode whose ClientApp processes start warm.
 
-Flower runs every message in a process of its own, `flwr-clientapp`, which spends about three seconds of a core on
-importing Flower and PyTorch before it reads the message. Here one process imports them once and then forks itself for
-every message: the isolation is the same, the start takes milliseconds. Flower looks its command up on PATH, so a small
-script of that name, put before the others, hands the command line over; nothing of Flower is changed.
+Flower starts a process for every message, `flwr-clientapp`. It imports Flower and PyTorch before it reads the message,
+which takes about three seconds of a core. Here one process imports them once and then forks for every message: the
+isolation is the same, and the start takes milliseconds. Flower finds its command on PATH. So a small script with the
+same name, first on PATH, passes the command line on. Flower itself is not changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NoReturn
 from fedalign.errors import FedalignError
 
 _COMMAND = "flwr-clientapp"
-# Runs for every message, so it imports next to nothing. Where the warm process is gone, the usual command takes over.
+# Runs for every message, so it imports little. If the warm process has ended, the usual command runs.
 _HAND_OVER = """import os, socket, sys
 try:
     with socket.socket(socket.AF_UNIX) as server:
@@ -38,12 +38,12 @@ except OSError:
 
 
 def node(arguments: Sequence[str]) -> NoReturn:
-    """Become ``flower-supernode`` with these arguments, with a warm process beside it that ends with it."""
-    commands = Path(sys.executable).parent  # of this environment, activated or not
+    """Replace this process by ``flower-supernode`` with these arguments, and start a warm process that ends with it."""
+    commands = Path(sys.executable).parent  # of this environment, whether it is activated or not
     supernode, usual = commands / "flower-supernode", commands / _COMMAND
     if not supernode.exists():
         raise FedalignError(f"there is no flower-supernode in {commands}: pip install 'fedalign[flower]'")
-    folder = Path(tempfile.mkdtemp(prefix="fedalign-node-"))  # ours alone: messages come with a secret token
+    folder = Path(tempfile.mkdtemp(prefix="fedalign-node-"))  # for its owner alone: messages have a secret token
     hand_over, script = folder / "hand_over.py", folder / _COMMAND
     hand_over.write_text(_HAND_OVER.format(address=str(folder / "socket"), usual=str(usual)))
     script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(hand_over))} "$@"\n')
@@ -51,15 +51,15 @@ def node(arguments: Sequence[str]) -> NoReturn:
     ends, lives = os.pipe()
     subprocess.Popen([sys.executable, "-m", "fedalign.flower.warm", str(folder), str(ends)], pass_fds=[ends])
     os.close(ends)
-    os.set_inheritable(lives, True)  # closed when the SuperNode ends, however it does: that ends the warm process
+    os.set_inheritable(lives, True)  # closed when the SuperNode ends, for any reason: that ends the warm process
     os.environ["PATH"] = os.pathsep.join([str(folder), str(commands), os.environ.get("PATH", os.defpath)])
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.25")  # Flower's own is a second, for every message
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.25")  # Flower's default is a second per message
     os.execv(supernode, [str(supernode), *arguments])
 
 
 def serve(folder: Path, ends: int) -> None:
-    """Fork for every command line that comes, until the SuperNode ends."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the folder goes then, too
+    """Fork for every command line received, until the SuperNode ends; then remove ``folder``."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the folder is removed then, too
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the SuperNode
     try:
         _fork_for_each(folder / "socket", ends)
@@ -72,7 +72,7 @@ def _fork_for_each(address: Path, ends: int) -> None:
 
     import fedalign.flower.client_app  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a child ended: its reply says that
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a child's exit status is not needed: its reply tells
     gc.freeze()  # children share these pages
     with socket.socket(socket.AF_UNIX) as server, selectors.DefaultSelector() as ready:
         server.bind(str(address))
@@ -90,7 +90,7 @@ def _fork_for_each(address: Path, ends: int) -> None:
 
 
 def _run(main: Callable[[], None], words: Sequence[str]) -> NoReturn:
-    """Do in the child what the command does; end without what the parent would do at its end."""
+    """Run the command in the child, and exit without the parent's cleanup."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Models and measures as Flower's records. What leaves a client is here: weights, loss, accuracy, sample counts."""
+"""Converts models and measures to Flower's records. Clients send weights, losses, accuracies and sample counts only."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HELLO, MEASURE, TRAIN = "query.hello", "evaluate", "train"
 
 
 def put_model(content: RecordDict, model: torch.Tensor) -> None:
-    """Put a flat model into a message, or several, stacked: every object in a message costs the SuperLink time."""
+    """Put a flat model into a message, or several as one stacked array, which is faster than several arrays."""
     content["model"] = ArrayRecord({"flat": Array(model.detach().cpu().numpy())})
 
 
 def get_models(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Take flat models out of a message, stacked; refuse those of another shape or type."""
+    """Return a message's flat models, stacked; raises :class:`FedalignError` for another shape or type."""
     record = content.get("model")
     if not isinstance(record, ArrayRecord) or list(record) != ["flat"]:
         raise FedalignError("it sent no model")
@@ -37,7 +37,7 @@ def get_models(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tens
 
 
 def get_model(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Take a single flat model out of a message."""
+    """Return a message's one flat model; raises :class:`FedalignError` if there is not exactly one."""
     models = get_models(content, size, dtype)
     if len(models) != 1:
         raise FedalignError(f"it sent {len(models)} models, not one")
@@ -45,7 +45,7 @@ def get_model(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tenso
 
 
 def put_measures(content: RecordDict, measures: Mapping[str, Measure]) -> None:
-    """Put named measures into a message."""
+    """Put measures into a message, each under a name."""
     values: dict[str, int | float] = {}
     for name, measure in measures.items():
         values |= {f"{name}.loss": float(measure.loss), f"{name}.samples": int(measure.samples)}
@@ -55,7 +55,7 @@ def put_measures(content: RecordDict, measures: Mapping[str, Measure]) -> None:
 
 
 def get_measure(content: RecordDict, name: str) -> Measure | None:
-    """Take a measure out of a message; None if there is none, or none that makes sense."""
+    """Return a measure from a message; None if it is missing or its values are not possible."""
     record = content.get("measures")
     if not isinstance(record, MetricRecord):
         return None
@@ -70,7 +70,7 @@ def get_measure(content: RecordDict, name: str) -> Measure | None:
 def put_task(
     content: RecordDict, client: int, round: int, rounds: int, split: str, priority: bool, broadcast: Broadcast | None
 ) -> None:
-    """Put into a message what the client needs beside the model: who it is, which round, and the broadcast."""
+    """Put into a message what the client needs besides the model: its number and role, the round, the broadcast."""
     values: dict[str, int | float | str | bool] = {
         "client": client,
         "round": round,
@@ -88,7 +88,7 @@ def put_task(
 
 
 def get_broadcast(task: Mapping[str, object]) -> Broadcast:
-    """Take the broadcast out of a task."""
+    """Return the broadcast that a task holds."""
     epsilon, accuracy = task.get("epsilon"), task.get("accuracy")
     return Broadcast(
         int(task["round"]),  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Tries a model on two samples before any work, and sees that it fits the data and the loss."""
+"""Checks before a run that a model fits the data and the loss, and that its results can be repeated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 def check_model(template: nn.Module, data: Data, federations: Sequence[Federation], loss: PerSampleLoss) -> bool:
-    """Refuse a model, labels or a loss that don't go together; tell whether there is an accuracy."""
+    """Refuse a model, labels or a loss that don't fit each other; return whether accuracies can be computed."""
     _refuse_hidden_randomness(template, data)
     x, y = data.batch(_some_rows(data, 2))
     kind = f"{str(x.dtype).removeprefix('torch.')} samples of shape {tuple(x.shape[1:])}"
@@ -81,7 +81,7 @@ def _refuse_hidden_randomness(template: nn.Module, data: Data) -> None:
     except FedalignError:
         raise
     except _ERRORS:
-        return  # the check that follows tells what is wrong
+        return  # the check that follows reports what is wrong
     for other in runs[1:]:
         if not all(torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(runs[0], other, strict=True)):
             raise FedalignError(

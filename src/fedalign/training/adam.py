@@ -59,7 +59,7 @@ class LocalAdam(LocalOptimizer):
             descend(p, mean / denominator, pace.to(p.dtype))
 
     def reference(self, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Make ``torch.optim.Adam``."""
+        """Make ``torch.optim.Adam`` with the same options, as the oracle."""
         return torch.optim.Adam(
             parameters, lr=1.0, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
         )
@@ -78,7 +78,7 @@ class LocalAdamW(LocalAdam):
     decoupled: ClassVar[bool] = True
 
     def reference(self, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Make ``torch.optim.AdamW``."""
+        """Make ``torch.optim.AdamW`` with the same options, as the oracle."""
         return torch.optim.AdamW(
             parameters, lr=1.0, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
         )

@@ -58,5 +58,5 @@ class LocalSGD(LocalOptimizer):
             descend(p, g, rate)
 
     def reference(self, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Make ``torch.optim.SGD``."""
+        """Make ``torch.optim.SGD`` with the same options, as the oracle."""
         return torch.optim.SGD(parameters, lr=1.0, momentum=self.momentum, weight_decay=self.weight_decay)

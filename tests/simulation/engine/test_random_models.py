@@ -142,6 +142,27 @@ def test_chunks_and_neighbours_do_not_matter(model):
         assert torch.allclose(ends[0], other, atol=1e-6)
 
 
+def test_draws_do_not_depend_on_earlier_rounds():
+    """What a resume needs: a round's draws follow from its number alone."""
+    from fedalign.simulation.engine.batched import BatchedEngine
+    from fedalign.simulation.engine.jobs import Data, TrainJob
+
+    fed = make([12, 5, 9], blobs)
+    torch.manual_seed(0)
+    template = mlp()
+
+    def end(rounds):
+        engine = BatchedEngine(template, fa.cross_entropy, Data([fed.pool], torch.device("cpu"), torch.float32))
+        start = engine.layout.flatten(template)
+        for round in rounds:
+            jobs = [TrainJob(start, fed.pool, c.train, LOCAL, 0, round, 9, k) for k, c in enumerate(fed.clients)]
+            trained = torch.stack([one.model for one in engine.train(jobs)])
+        return trained
+
+    assert torch.equal(end([0, 1, 2, 3]), end([3]))
+    assert not torch.equal(end([2]), end([3]))
+
+
 def test_dropout_trains_another_model_and_a_rate_of_zero_does_not():
     fed = make([20, 15], blobs)
 

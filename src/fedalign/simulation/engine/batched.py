@@ -1,13 +1,9 @@
-"""The fast engine: the clients of all runs, stacked in chunks that fit the cache (or the GPU)."""
+"""The fast engine: trains the clients of all runs together, stacked in chunks that fit the CPU's cache or the GPU."""
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,33 +15,34 @@ from fedalign.rules.rule import Measure
 from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.engine.linear_chain import LinearChainStepper, chain
+from fedalign.simulation.engine.processor import in_threads, last_level_cache
 from fedalign.simulation.engine.vmapped import VmapStepper
 from fedalign.training.losses import PerSampleLoss, hits
 from fedalign.training.optimizer import LocalOptimizer
 
-# What one chunk may touch in a step, on a GPU; on a CPU it is a share of the last cache level.
+# The memory that one chunk may use in a step: so many bytes on a GPU, a share of the last-level cache on a CPU.
 _GPU_BYTES = 2 << 30
 _CACHE_SHARE = 3 / 8
-_EVAL_BYTES = 16 << 20  # of inputs and what is made of them, on a CPU
-_ALIGNED = 16  # samples; with four bytes a number, a whole number of cache lines
-_LAYERS = 40  # what the patches and activations of a convolutional model hold, in inputs
+_EVAL_BYTES = 16 << 20  # of inputs and activations, on a CPU
+_ALIGNED = 16  # samples: a multiple of this many float32 numbers fills whole cache lines
+_LAYERS = 40  # the size of a convolutional model's patches and activations, in multiples of its input
 Done = tuple[torch.Tensor, torch.Tensor]  # stacked models, and whether each is finite
 
 
 class Stepper(Protocol):
-    """Trains and evaluates a stack of clients."""
+    """Trains and evaluates a stack of clients; there is one implementation for each kind of model."""
 
     def forward(self, models: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Compute outputs of stacked models on stacked samples."""
         ...
 
     def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
-        """Do every job's local work; give the stacked results."""
+        """Do every job's local work from the stacked flat ``models``; give the stacked flat results."""
         ...
 
 
 class BatchedEngine:
-    """Trains clients side by side. ``chunk`` fixes how many (default: chosen from the model's and the batch's size)."""
+    """Trains clients in stacks of ``chunk`` clients (default: chosen from the model's and the batch's size)."""
 
     def __init__(
         self,
@@ -73,9 +70,9 @@ class BatchedEngine:
             self._one_by_one = self._prefers_one_by_one(template, functional)
 
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
-        """Measure. Jobs that share a model become one product; models with alike sample counts are stacked."""
+        """Measure losses and accuracies. Jobs of one model are evaluated together, similar counts stacked."""
         order: list[int] = []
-        # One place for all sums: small results that outlive the large ones beside them would leave holes in memory.
+        # All sums go into two tensors: small results that outlive the large ones beside them would fragment memory.
         losses = torch.zeros(len(jobs), dtype=torch.float64, device=self.device)
         right = torch.zeros_like(losses)
         with torch.no_grad():
@@ -94,7 +91,7 @@ class BatchedEngine:
         return [measures[j] for j in range(len(jobs))]
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
-        """Train. Jobs with the same local work and width are sorted by their number of steps and cut into chunks."""
+        """Train all jobs. Jobs with the same local work and width are sorted by number of steps and cut into chunks."""
         kinds: list[LocalOptimizer] = []
         groups: dict[tuple[int, ...], list[int]] = {}
         for j, job in enumerate(jobs):
@@ -114,8 +111,8 @@ class BatchedEngine:
         threads = torch.get_num_threads()
         # A stack uses the stepper's one module, so only clients that train one by one may train in threads.
         single = self._one_by_one and all(len(chunk) == 1 for chunk in chunks)
-        in_threads = single and self.device.type == "cpu" and threads > 1 and len(chunks) > 1
-        done = _in_threads(work, chunks, threads) if in_threads else map(work, chunks)
+        parallel = single and self.device.type == "cpu" and threads > 1 and len(chunks) > 1
+        done = in_threads(work, chunks, threads) if parallel else map(work, chunks)
         for chunk, (models, finite) in zip(chunks, done, strict=True):
             for place, j in enumerate(chunk):
                 yield Trained(j, models[place], finite[place])
@@ -141,16 +138,16 @@ class BatchedEngine:
         return max(1, int(_CACHE_SHARE * last_level_cache()) // touched)
 
     def _rows_at_once(self) -> int:
-        """How many samples are evaluated in one go."""
-        layers = 1 if isinstance(self._stepper, LinearChainStepper) else _LAYERS / 4  # inputs, and what is made of them
+        """Count the samples that may be evaluated at once."""
+        layers = 1 if isinstance(self._stepper, LinearChainStepper) else _LAYERS / 4  # inputs and activations
         allowed = _EVAL_BYTES if self.device.type == "cpu" else _GPU_BYTES
         return max(1, int(allowed // (4 * self._data.features * layers)))
 
     def _eval_groups(self, jobs: Sequence[EvalJob]) -> Iterator[list[list[int]]]:
-        """Put jobs of one model together, then stack models with alike sample counts, within the memory allowed.
+        """Group jobs by model, then stack models with similar sample counts, within the memory allowed.
 
-        On a CPU alike is equal, up to the padding that every model gets: a product of another shape may round
-        otherwise, and a model's measures must not depend on what else is measured.
+        On a CPU only equal counts (after padding) are stacked: a product of another shape may round differently, and a
+        model's measures must not depend on what else is measured.
         """
         by_model: dict[int, list[int]] = {}
         for j, job in enumerate(jobs):
@@ -180,14 +177,15 @@ class BatchedEngine:
         models = torch.stack([jobs[m[0]].model for m in group])
         limit = self._rows_at_once()
         widest = self._padded(max(len(rows) for rows in per_model))
-        lonely = len(group) == 1 and self.device.type == "cpu" and not self._one_by_one and widest <= limit
-        if len(group) == 1 and not lonely:
+        single = len(group) == 1 and self.device.type == "cpu" and not self._one_by_one and widest <= limit
+        if len(group) == 1 and not single:
             rows = torch.from_numpy(per_model[0]).to(self.device)
             parts = [self._forward_rows(models, part) for part in torch.split(rows, limit)]
             return torch.cat([outputs for outputs, _ in parts]), torch.cat([y for _, y in parts]), lengths
-        if lonely:
-            # One matrix is multiplied by several threads, which rounds otherwise than one thread for each of several
-            # matrices: nobody is alone, so that measures depend neither on neighbours nor on the number of threads.
+        if single:
+            # A single matrix product is split over threads and rounds differently than a batch of products, one per
+            # thread. So a single model gets an empty second one: measures then depend neither on what else is
+            # measured nor on the number of threads.
             models, per_model = models.expand(2, -1), [per_model[0], per_model[0][:0]]
         padded = np.zeros((len(per_model), widest), np.int64)
         real = np.zeros((len(per_model), widest), bool)
@@ -201,7 +199,7 @@ class BatchedEngine:
         return outputs.flatten(0, 1)[keep], y.flatten(0, 1)[keep], lengths
 
     def _padded(self, rows: int) -> int:
-        """Round up, on a CPU, so that every model's samples begin at an address that its product likes."""
+        """Round up, on a CPU, so that every model's samples begin at an address aligned for the matmul kernel."""
         return -(-rows // _ALIGNED) * _ALIGNED if self.device.type == "cpu" and not self._one_by_one else rows
 
     def _forward_rows(self, models: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,36 +220,6 @@ class BatchedEngine:
 
 
 def _stack(models: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack models to read from; clients of one run begin with the same one, which needs no copies."""
+    """Stack models for reading; the clients of one run start from the same model, which is then not copied."""
     first = models[0]
     return first.expand(len(models), -1) if all(model is first for model in models) else torch.stack(list(models))
-
-
-@functools.cache
-def last_level_cache() -> int:
-    """Give the size of this machine's last-level cache in bytes; 16 MiB where it can't be read."""
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        if text.endswith("K") and text[:-1].isdecimal():
-            sizes.append(int(text[:-1]) << 10)
-    return min(max(sizes, default=16 << 20), 128 << 20)
-
-
-def _in_threads(work: Callable[[list[int]], Done], chunks: Sequence[list[int]], threads: int) -> Iterator[Done]:
-    """Work on chunks in threads of one core each, which then don't compete for cores; give results in order.
-
-    Only a few chunks are under way at a time, so that few results wait for their turn.
-    """
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            under_way: deque[Future[Done]] = deque()
-            for chunk in chunks:
-                under_way.append(pool.submit(work, chunk))
-                if len(under_way) > 2 * threads:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
-    finally:
-        torch.set_num_threads(threads)

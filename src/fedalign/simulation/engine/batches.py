@@ -1,4 +1,4 @@
-"""The order in which a client's samples come. Both engines read it here, so they see the same batches."""
+"""The batches of a client's local steps. Both engines take them from here, so they train on the same ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedalign.errors import FedalignError
 from fedalign.simulation.engine.jobs import Data, TrainJob
 from fedalign.training.randomness import Purpose, hashed, permutations, permutations_on
 
-_KEPT = 64  # outlines of the clients trained together last
+_KEPT = 64  # outlines, of the clients that were trained together most recently
 
 
 class Outline:
-    """What of several jobs' batches is the same in every round: who owns which rows, and how many are in each step."""
+    """The part of several jobs' batches that is the same every round: their rows, and every step's sample count."""
 
     def __init__(self, jobs: Sequence[TrainJob], data: Data) -> None:
         local = jobs[0].local
@@ -70,12 +70,12 @@ class Batches:
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """How many samples of each job are in each step."""
+        """Give the number of samples of each job in each step."""
         return self.outline.counts
 
 
 class Outlines:
-    """Remembers the outlines of the clients that were trained last: on a GPU, making one takes as long as a step."""
+    """Caches the outlines of the clients trained most recently: on a GPU, making one takes as long as a step."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[int, ...], tuple[Outline, object]] = OrderedDict()
@@ -85,7 +85,7 @@ class Outlines:
         key = (id(jobs[0].local), *(id(job.rows) for job in jobs), *{id(job.pool) for job in jobs})
         if key in self._known:
             self._known.move_to_end(key)
-        else:  # what the key names is kept, so that the ids stay theirs
+        else:  # the objects are kept alive, so that their ids stay unique
             self._known[key] = Outline(jobs, data), [(job.local, job.rows, job.pool) for job in jobs]
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
@@ -93,7 +93,7 @@ class Outlines:
 
 
 def batches_for(jobs: Sequence[TrainJob], data: Data, outline: Outline | None = None) -> Batches:
-    """Lay out the batches of jobs that share their local work. A job's batches don't depend on the other jobs."""
+    """Make the batches of jobs that share their local work. A job's batches don't depend on the other jobs."""
     outline = outline or Outline(jobs, data)
     if jobs[0].local.batch_size is None:
         order = outline.owned[:, None, :].expand(-1, outline.epochs, -1)
@@ -111,7 +111,7 @@ def _shuffled(jobs: Sequence[TrainJob], data: Data, outline: Outline) -> torch.T
         places = torch.from_numpy(permutations(keys, lengths))
     else:
         places = permutations_on(data.device, keys, lengths)
-    # Behind a row's length a permutation is undefined; what lies there is cut off by the counts.
+    # Beyond a row's length a permutation is undefined; the counts exclude those entries.
     places = places.view(len(jobs), -1).clamp_(max=width - 1)
     rows = outline.owned.gather(1, places).view(len(jobs), epochs, longest)
     if longest == width:

@@ -1,7 +1,7 @@
 """BatchNorm for stacked clients whose batches are padded, and for batches of one.
 
-A padded row must not touch the batch's statistics. A layer that sees one value per channel has no variance to
-normalise with (PyTorch refuses such a batch): it uses its running statistics and leaves them as they are.
+Padded rows must not influence the batch's statistics. With one value per channel there is no variance to normalise
+with (PyTorch refuses such a batch): the layer then uses its running statistics and doesn't update them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Padding:
-    """Which rows of the current batch are real, and what the BatchNorm layers made of it."""
+    """The current batch's mask of real rows, and the new running statistics that the BatchNorm layers computed."""
 
     def __init__(self) -> None:
         self.real: torch.Tensor | None = None  # 1 for a sample, 0 for padding
@@ -22,7 +22,7 @@ class Padding:
 
 
 class _Replacement(nn.Module):
-    """A stand-in for a BatchNorm layer, with the same parameters and buffers under the same names."""
+    """A replacement for a BatchNorm layer, with the same parameters and buffers under the same names."""
 
     def __init__(self, layer: _BatchNorm) -> None:
         super().__init__()
@@ -39,10 +39,10 @@ class _Replacement(nn.Module):
 
 
 class SparingBatchNorm(_Replacement):
-    """``nn.BatchNorm*d`` that spares batches with one value per channel, for a single client."""
+    """``nn.BatchNorm*d`` for a single client that accepts batches with one value per channel."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise."""
+        """Normalise with the batch's statistics, or with the running ones where the batch has no variance."""
         training = self.training and x.numel() > x.shape[1]
         rate = self.momentum
         if training:
@@ -69,7 +69,7 @@ class MaskedBatchNorm(_Replacement):
         self.name, self.padding = name, padding
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise over the real rows."""
+        """Normalise with the mean and variance of the real rows."""
         shape = (1, -1, *(1,) * (x.dim() - 2))
         mean, var = self._statistics(x, shape)
         y = (x - mean.view(shape)) * torch.rsqrt(var.view(shape) + self.eps)
@@ -102,12 +102,12 @@ class MaskedBatchNorm(_Replacement):
 
 
 def spare(module: nn.Module) -> nn.Module:
-    """Replace every BatchNorm layer of a module (in place) by one that spares batches of one value."""
+    """Replace every BatchNorm layer of a module (in place) by one that accepts batches with one value per channel."""
     return _replace(module, lambda layer, _: SparingBatchNorm(layer))
 
 
 def mask(module: nn.Module, padding: Padding) -> nn.Module:
-    """Replace every BatchNorm layer of a module (in place) by one that knows about padding."""
+    """Replace every BatchNorm layer of a module (in place) by one that ignores padded rows."""
     return _replace(module, lambda layer, name: MaskedBatchNorm(layer, name, padding))
 
 

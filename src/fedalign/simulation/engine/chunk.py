@@ -1,4 +1,4 @@
-"""A chunk: clients that are trained side by side, the one with most steps first."""
+"""The local steps of a chunk: clients that are trained together, the one with most steps first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Step:
 
 
 def steps(jobs: Sequence[TrainJob], data: Data, *, draws: bool = False) -> Iterator[Step]:
-    """Give the steps of jobs of one width, sorted by falling number of steps: a step has the first so many of them.
+    """Yield the steps of jobs of one width, sorted by descending number of steps: a step has a prefix of them.
 
     ``draws``: the model draws random numbers, so the steps have keys. A step's features are overwritten by the next's.
     """

@@ -1,9 +1,9 @@
 """Local steps as CUDA graphs: recorded once for a shape, replayed with new models, batches and rates.
 
-A step of small models is a dozen kernels of a few microseconds; launching them from Python takes far longer than
-running them. A graph holds several steps of all stacked clients, reads its batches from buffers that don't move, and
-costs one launch. Clients are padded to a few stack heights, so that a changing set of admitted clients doesn't need a
-new graph; a padded client, or one that has finished, has weight and rate zero and stays where it is.
+A step of a small model is a dozen kernels of a few microseconds each; launching them from Python takes far longer than
+running them. A graph holds several steps of all stacked clients, reads its inputs from fixed buffers, and costs one
+launch. Stacks are padded to a few heights, so that a changing set of admitted clients doesn't need a new graph; a
+padded client, or one that has finished, has weight and rate zero, so its model doesn't change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.engine.stacked_optimizer import StackedOptimizer
 from fedalign.training.optimizer import LocalOptimizer
 
-_BYTES = 1 << 30  # of gathered features in one graph
+_BYTES = 1 << 30  # of features gathered in one graph
 _KEPT = 16  # graphs, of the shapes used last
 _HEIGHT = 4  # stacks are padded to a multiple of this
 
@@ -48,7 +48,7 @@ StepFunction = Callable[[Sequence[torch.Tensor], StackedOptimizer, Steps, int], 
 
 
 class StepGraph:
-    """Some local steps of a stack of clients."""
+    """A recorded CUDA graph of some local steps of a stack of clients, with its buffers."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class StepGraph:
         stream = torch.cuda.Stream(data.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(data.device))
         with torch.cuda.stream(stream):
-            for _ in range(2):  # libraries allocate and choose kernels outside the recording
+            for _ in range(2):  # libraries allocate memory and choose kernels here, outside the recording
                 self._do()
         torch.cuda.current_stream(data.device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
@@ -101,9 +101,9 @@ class StepGraph:
     ) -> None:
         """Train from ``start`` through all steps of the tables (steps × clients × …); results are in ``tensors``."""
         clients = len(start[0])
-        for mine, given in zip(self.tensors, start, strict=True):
-            mine[:clients].copy_(given)
-            mine[clients:].zero_()
+        for held, given in zip(self.tensors, start, strict=True):
+            held[:clients].copy_(given)
+            held[clients:].zero_()
         self._optimizer.reset()
         self._optimizer.correct(jobs)
         for first in range(0, len(rows), self.steps):
@@ -120,7 +120,7 @@ class StepGraph:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector out of a recording: if it frees an older graph there, the recording is void."""
+    """Disable the garbage collector: if it frees an older graph during a recording, the recording is invalid."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -138,15 +138,15 @@ def _options(local: LocalOptimizer) -> tuple[str, ...]:
 
 
 class GraphCache:
-    """Makes graphs for the shapes it meets, and keeps the latest."""
+    """Records graphs for the shapes that occur, and keeps the most recently used."""
 
     def __init__(self, step: StepFunction, layout: Layout, data: Data, *, draws: bool = False) -> None:
         self._step, self._layout, self._data, self._draws = step, layout, data, draws
         self._why_not: str | None = None
         self._outlines = Outlines()
         self._graphs: OrderedDict[tuple[object, ...], StepGraph] = OrderedDict()
-        # What a step computes lives in memory that all graphs share: they run one after another, and none leaves
-        # anything there for later.
+        # All graphs share the memory of intermediate results: they run one after another, and none needs what
+        # another left there.
         self._pool = torch.cuda.graph_pool_handle()
 
     def train(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor | None:

@@ -73,7 +73,7 @@ class NoDraws(Draws):
         super().__init__(torch.zeros((), dtype=torch.int64))
 
     def bits(self, shape: Sequence[int]) -> torch.Tensor:
-        """Refuse to draw."""
+        """Raise, because an evaluation must not depend on random numbers."""
         raise FedalignError(
             "the model draws random numbers in evaluation too, so its losses could not be repeated; draw them in "
             "training alone (F.dropout needs training=self.training)"

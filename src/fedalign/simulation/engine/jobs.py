@@ -1,4 +1,4 @@
-"""What the engines are asked to do, and the data they do it on."""
+"""The engines' interface: jobs to evaluate and to train, results, and the data on the engine's device."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class TrainJob:
 
     @property
     def steps(self) -> int:
-        """How many local steps this job takes."""
+        """Count this job's local steps."""
         return self.local.steps_for(len(self.rows))
 
     @property
     def width(self) -> int:
-        """How wide this job's batches are when it is stacked."""
+        """Give the width that this job's batches are padded to when it is stacked."""
         return self.local.width_for(len(self.rows))
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Which job is done, its model, and whether all of that is finite (a tensor: asking a GPU makes it wait)."""
+    """A finished job's number, its model, and whether that is finite (a tensor: reading it synchronises with a GPU)."""
 
     job: int
     model: torch.Tensor
@@ -60,27 +60,27 @@ class Trained:
 
 
 class Engine(Protocol):
-    """Evaluates and trains; the two implementations agree to rounding."""
+    """Evaluates and trains models; the two implementations agree up to rounding."""
 
     device: torch.device
     layout: Layout
 
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
-        """Measure, one result per job."""
+        """Measure losses and accuracies, one result per job."""
         ...
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
-        """Train, and give results as they come. The order among one run's jobs doesn't depend on the other jobs."""
+        """Train, and yield results as they finish. The order among one run's jobs doesn't depend on the other jobs."""
         ...
 
 
 class Data:
-    """The pools of all runs, once, on the engine's device; a batch is gathered and normalised on the fly."""
+    """The samples of all runs, stored once on the engine's device; batches are gathered and normalised on demand."""
 
     def __init__(self, pools: Sequence[Pool], device: torch.device, dtype: torch.dtype) -> None:
         distinct = list({id(pool): pool for pool in pools}.values())
         self._offsets: dict[int, int] = {}
-        self._keep = distinct  # ids stay valid while the objects live
+        self._keep = distinct  # keeps the ids valid
         offset = 0
         for pool in distinct:
             if (pool.mean, pool.std) != (distinct[0].mean, distinct[0].std):
@@ -103,7 +103,7 @@ class Data:
 
     @property
     def features(self) -> int:
-        """How many numbers one sample's features are."""
+        """Count the numbers in one sample's features."""
         return int(self.x[0].numel())
 
     def rows(self, pool: Pool, rows: Rows) -> Rows:
@@ -120,7 +120,7 @@ class Data:
             if room is not None:
                 x = room.copy_(raw).div_(255)
             elif self.dtype == torch.get_default_dtype():
-                x = raw / 255  # one pass over the batch
+                x = raw / 255  # in one pass over the batch
             else:
                 x = raw.to(self.dtype).div_(255)
         else:
@@ -131,6 +131,6 @@ class Data:
         return x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:])
 
     def buffer(self, samples: int) -> torch.Tensor:
-        """Make room for the features of so many samples: fresh memory for every batch costs more than filling it."""
+        """Allocate the features of so many samples: new memory for every batch costs more than filling it."""
         dtype = self.dtype if self.x.dtype == torch.uint8 else self.x.dtype
         return torch.empty((samples, *self.x.shape[1:]), dtype=dtype, device=self.device)

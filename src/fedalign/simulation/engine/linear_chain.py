@@ -1,8 +1,8 @@
 """Stacked clients of a feed-forward network, with the gradient written out layer by layer.
 
-Batched matrix products over the clients, in place of autograd: no graph, no gradient buffers for plain SGD, and the
-weights of a chunk stay in cache. Serves chains of ``Linear``, ``Flatten`` and elementwise activations, which the
-paper's logistic and fully connected models are; other models go through ``torch.func``.
+It uses batched matrix products over the clients in place of autograd: no graph, no gradient buffers for plain SGD, and
+the weights of a chunk stay in cache. It handles chains of ``Linear``, ``Flatten`` and elementwise activations, such as
+the paper's logistic and fully connected models; other models use ``torch.func`` (``vmapped.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedalign.simulation.engine.chunk import Step, steps
-from fedalign.simulation.engine.cnn.kernels import softmax_kernel
+from fedalign.simulation.engine.cnn.reduction_kernels import softmax_kernel
 from fedalign.simulation.engine.cnn.stacked_chain import has_hooks, leaves
 from fedalign.simulation.engine.cuda_graphs import GraphCache, Steps
 from fedalign.simulation.engine.jobs import Data, TrainJob
@@ -21,13 +21,13 @@ from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.engine.stacked_optimizer import StackedOptimizer
 from fedalign.training.losses import PerSampleLoss, cross_entropy
 
-_TILE = 4096  # scores of a client that one program of a kernel holds
+_TILE = 4096  # the most scores of a client that one program of a kernel can hold
 _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def chain(module: nn.Module, flat_samples: bool = True) -> list[nn.Module] | None:
-    """List a model's layers if it is a chain that this module can serve, else None.
+    """List a model's layers if it is a chain that this module can train, else None.
 
     Samples that aren't vectors (``flat_samples=False``) must be flattened before anything else.
 
@@ -74,8 +74,8 @@ class LinearChainStepper:
         local = jobs[0].local
         twin = len(jobs) == 1 or jobs[0].steps > jobs[1].steps
         if twin:
-            # A product of one matrix takes another way through the library than one of several, and rounds otherwise.
-            # So nobody is ever alone: a client's bits must not depend on its neighbours.
+            # The library computes a single product differently than a batch of products, and rounds differently. So a
+            # single client is trained twice, side by side: its bits must not depend on how many clients are stacked.
             jobs, models = [jobs[0], *jobs], torch.cat([models[:1], models])
         weights = self._weights(models, copy=True)
         tensors = [t for pair in weights for t in pair if t is not None]
@@ -93,7 +93,7 @@ class LinearChainStepper:
         return self._layout.join(tensors)[1 if twin else 0 :]
 
     def _graphed_step(self, tensors: Sequence[torch.Tensor], optimizer: StackedOptimizer, steps: Steps, k: int) -> None:
-        """Do one step on buffers that don't move. The rate is folded into the samples' weights where it can be."""
+        """Do one step on fixed buffers. For plain SGD the rate is folded into the samples' weights."""
         weights = self._pairs(tensors)
         inputs, scores = self._forward(weights, _flat(steps.x[k]))
         weight = (steps.scaled if optimizer.plain else steps.weights)[k]
@@ -128,7 +128,7 @@ class LinearChainStepper:
                 wt = w.transpose(1, 2)
                 inputs.append(torch.bmm(last, wt) if b is None else torch.baddbmm(b.unsqueeze(1), last, wt))
             elif isinstance(layer, nn.ReLU):
-                inputs.append(last.relu_())  # in place: going back needs the activation's output alone
+                inputs.append(last.relu_())  # in place: the backward pass needs only the activation's output
             else:
                 inputs.append(last.tanh_() if isinstance(layer, nn.Tanh) else last.sigmoid_())
         w, b = next(linear)
@@ -138,7 +138,7 @@ class LinearChainStepper:
     def _output_gradient(self, scores: torch.Tensor, step: Step) -> torch.Tensor:
         """Differentiate the clients' mean losses with respect to the scores."""
         if self._loss is cross_entropy:
-            # torch.softmax over a middle dimension rounds by where a thread's share of the work ends.
+            # torch.softmax over a middle dimension rounds differently at the borders between threads.
             delta = (scores - scores.amax(1, keepdim=True)).exp_()
             delta.div_(delta.sum(1, keepdim=True))
             labels = step.y.unsqueeze(1)
@@ -157,7 +157,7 @@ class LinearChainStepper:
         delta: torch.Tensor,
         move: float | None,
     ) -> list[torch.Tensor]:
-        """Walk back through the layers: add ``move·gradient`` to the weights at once, or give the gradients."""
+        """Go backward through the layers: add ``move·gradient`` to the weights; without ``move``, return gradients."""
         gradients: list[torch.Tensor] = []
         linear = len(weights)
         delta = delta.transpose(1, 2)  # clients × samples × features from here on
@@ -191,7 +191,8 @@ def softmax_gradient(
 ) -> tuple[torch.Tensor, bool]:
     """Give ``weights·(softmax − truth)`` for scores (clients × classes × samples).
 
-    On a GPU that is one kernel, which can also take the gradient off the last layer's ``bias``: says whether it did.
+    On a GPU that is one kernel, which can also subtract the gradient from the last layer's ``bias``; the second result
+    says whether it did.
     """
     if scores.is_cuda and softmax_kernel is not None and scores.shape[1] * scores.shape[2] <= _TILE:
         delta = torch.empty_like(scores)

@@ -1,6 +1,7 @@
-"""The oracle: one client after another, one batch after another, with plain PyTorch. Read this to know what is meant.
+"""The reference engine: one client after another, one batch after another, with plain PyTorch.
 
-The batched engine is tested against it. It is kept plain on purpose; don't make it fast.
+It defines what local work means, and the batched engine is tested against it. It is simple on purpose: don't make it
+fast.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedalign.training.losses import PerSampleLoss, hits
 
 
 class ReferenceEngine:
-    """A per-client loop."""
+    """Evaluates and trains each client by itself, with a PyTorch module and a PyTorch optimiser."""
 
     def __init__(self, template: nn.Module, loss: PerSampleLoss, data: Data, *, accuracy: bool = True) -> None:
         self._accuracy = accuracy
@@ -34,7 +35,7 @@ class ReferenceEngine:
         self._draws = tried(template, data).draws.count > 0
 
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
-        """Measure, client by client."""
+        """Measure each job's loss and accuracy in evaluation mode."""
         measures = []
         for job in jobs:
             self.layout.load(self._module, job.model)
@@ -48,7 +49,7 @@ class ReferenceEngine:
         return measures
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
-        """Train, client by client."""
+        """Train each job's client; the results come in the jobs' order."""
         for j, job in enumerate(jobs):
             model = self._train_one(job)
             yield Trained(j, model, torch.isfinite(model).all())

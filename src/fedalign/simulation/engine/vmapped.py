@@ -1,7 +1,7 @@
-"""Stacked clients of any module: ``torch.func``'s vmap over clients, or one client at a time on several threads.
+"""Stacked clients of any module: ``torch.func.vmap`` over clients, or one client at a time in several threads.
 
-A convolution with its own weights for every client is a grouped convolution, which CPUs do badly: there, one client a
-thread is faster and keeps its weights in the core's cache.
+A convolution with separate weights for every client is a grouped convolution, which is slow on CPUs: there, one client
+per thread is faster and keeps its weights in the core's cache.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class VmapStepper:
         self._module = batchnorm.mask(copy.deepcopy(self._template), self._padding)
         if data.device.type == "cuda":
             self._module = convolutions_as_products(self._module)
-        self._own = threading.local()  # each thread's own copy for one client at a time
+        self._own = threading.local()  # a copy of the module for each thread that trains one client at a time
         trial = tried(template, data)
         self._draws, self._attends = trial.draws.count > 0, trial.attends
         self._graphs = None
@@ -56,7 +56,9 @@ class VmapStepper:
         if len(models) == 1:
             one = x[0]
             if one.dim() == 4 and one.device.type == "cpu":
-                one = one.contiguous(memory_format=torch.channels_last)  # convolutions on a CPU: nearly twice as fast
+                one = one.contiguous(
+                    memory_format=torch.channels_last
+                )  # nearly twice as fast for convolutions on a CPU
             return self._call(self._layout.unflatten(models[0]), one).unsqueeze(0)
         stacked: torch.Tensor = vmap(self._call_stacked)(self._layout.unflatten(models), x)
         return stacked
@@ -73,19 +75,19 @@ class VmapStepper:
             return self._call(tensors, x)
 
     def why_not_stacked(self, template: nn.Module) -> str | None:
-        """Try one step of two clients, and say why this model can't be stacked, if it can't.
+        """Try one step of two clients; return the reason why this model can't be stacked, or None if it can.
 
-        Some modules cannot be vectorised (branches on values, in-place tricks); some keep state of their own in
-        buffers, which only BatchNorm's are carried through a stacked step.
+        Some modules cannot be vectorised (branches on values, some in-place operations); some keep state in buffers, of
+        which a stacked step updates only BatchNorm's.
         """
         x, y = self._data.batch(torch.zeros((2, 2), dtype=torch.int64, device=self._data.device))
         module = batchnorm.spare(copy.deepcopy(self._template)).train()
-        own = [name for name, _ in module.named_buffers() if name not in batchnorm.statistics(template)]
+        unsupported = [name for name, _ in module.named_buffers() if name not in batchnorm.statistics(template)]
         before = {name: t.clone() for name, t in module.named_buffers()}
         key = torch.zeros((), dtype=torch.int64, device=x.device)
         with torch.no_grad(), hashed_draws(key if self._draws else None):
             module(x[0])
-        for name in own:
+        for name in unsupported:
             if not torch.equal(dict(module.named_buffers())[name], before[name]):
                 return f"training changes its buffer {name}"
         if self._draws and self._draws_depend_on_padding(template):
@@ -128,7 +130,7 @@ class VmapStepper:
         return self._train_stacked(models, jobs)
 
     def _graphed_step(self, tensors: Sequence[torch.Tensor], optimizer: StackedOptimizer, steps: Steps, k: int) -> None:
-        """Do one step on buffers that don't move."""
+        """Do one step of all clients on fixed buffers."""
         self._module.train()
         named = dict(zip(self._layout.names, tensors, strict=True))
         trainable = self._layout.names[: self._layout.trainable]
@@ -188,7 +190,7 @@ class VmapStepper:
         return self._layout.flatten(module).unsqueeze(0)
 
     def _copy_for_one(self) -> nn.Module:
-        """Copy the model for a thread. With channels last, pooling and convolutions on a CPU are a quarter faster."""
+        """Copy the model for one thread, with channels last, which makes pooling and convolutions on a CPU faster."""
         module = batchnorm.spare(copy.deepcopy(self._template))
         has_planes = any(isinstance(m, nn.Conv2d) for m in module.modules())
         return module.to(memory_format=torch.channels_last) if has_planes else module  # type: ignore[call-overload]

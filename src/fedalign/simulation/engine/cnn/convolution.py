@@ -17,7 +17,7 @@ from torch import nn
 
 from fedalign.simulation.engine.cnn.kernels import add_kernel, cut_kernel
 
-_ALIGNED = 4  # numbers: matrix units read 16 bytes at a time
+_ALIGNED = 4  # numbers: the matmul kernels read 16 bytes at a time
 Size = tuple[int, int, int, int]  # the kernel's height and width, the strides down and across
 
 
@@ -108,7 +108,7 @@ def places(size: int, kernel: int, stride: int) -> int:
 
 
 def cut_patches(x: torch.Tensor, size: Size) -> torch.Tensor:
-    """Cut images into patches (samples·places × numbers); a patch is filled up with zeros to whole 16 bytes."""
+    """Cut images into patches (samples·places × numbers), padded with zeros to a multiple of 16 bytes."""
     (n, high, wide, channels), (kh, kw, sh, sw) = x.shape, size
     rows, numbers = (places(high, kh, sh), places(wide, kw, sw)), kh * kw * channels
     if x.is_cuda and cut_kernel is not None:
@@ -120,7 +120,7 @@ def cut_patches(x: torch.Tensor, size: Size) -> torch.Tensor:
 
 
 def add_patches(g: torch.Tensor, shape: torch.Size, size: Size) -> torch.Tensor:
-    """Add patches back to where they were cut: the gradient of :func:`cut_patches`."""
+    """Add patches to the places that they were cut from: the gradient of :func:`cut_patches`."""
     (n, high, wide, channels), (kh, kw, sh, sw) = shape, size
     rows = (places(high, kh, sh), places(wide, kw, sw))
     if g.is_cuda and add_kernel is not None:
@@ -140,22 +140,22 @@ class Patches(torch.autograd.Function):
 
     @staticmethod
     def forward(x: torch.Tensor, size: Size) -> torch.Tensor:
-        """Cut."""
+        """Cut images into patches."""
         return cut_patches(x, size)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Remember what was cut."""
+        """Save the images' shape and the patches' size for the backward pass."""
         ctx.shape, ctx.size = inputs[0].shape, inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Add back."""
+        """Add the patches' gradients to the images' gradient."""
         return Patches.Back.apply(gradients[0], ctx.shape, ctx.size), None  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], x: torch.Tensor, size: Size) -> tuple[torch.Tensor, int]:
-        """Cut all clients' images at once: they are more samples."""
+        """Cut all clients' images at once, as one larger set of samples."""
         x = x.movedim(dims[0] or 0, 0)
         rows: torch.Tensor = Patches.apply(x.flatten(0, 1), size)  # type: ignore[no-untyped-call]
         return rows.view(len(x), -1, rows.shape[1]), 0
@@ -165,23 +165,23 @@ class Patches(torch.autograd.Function):
 
         @staticmethod
         def forward(g: torch.Tensor, shape: torch.Size, size: Size) -> torch.Tensor:
-            """Add back."""
+            """Add patches to images."""
             return add_patches(g, shape, size)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-            """Nothing is kept: nobody differentiates twice here."""
+            """Save nothing: there are no second derivatives."""
 
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
-            """Refuse: training needs first derivatives alone."""
+            """Raise an error: training needs first derivatives only."""
             raise RuntimeError("a convolution's gradient cannot be differentiated here")
 
         @staticmethod
         def vmap(
             info: Any, dims: tuple[int | None, ...], g: torch.Tensor, shape: torch.Size, size: Size
         ) -> tuple[torch.Tensor, int]:
-            """Add all clients' patches back at once."""
+            """Add all clients' patches at once, as one larger set of samples."""
             g = g.movedim(dims[0] or 0, 0)
             whole = torch.Size((len(g) * shape[0], *shape[1:]))
             return add_patches(g.flatten(0, 1), whole, size).view(len(g), *shape), 0

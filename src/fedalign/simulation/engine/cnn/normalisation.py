@@ -1,4 +1,4 @@
-"""BatchNorm of stacked clients with padded batches, forward and back in one pass each on a GPU."""
+"""BatchNorm of stacked clients with padded batches; on a GPU the forward and backward passes are one kernel each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fedalign.simulation.engine.cnn.kernels import norm_back_kernel, norm_kernel
+from fedalign.simulation.engine.cnn.reduction_kernels import norm_back_kernel, norm_kernel
 
 Tensors = dict[str, torch.Tensor]
 
@@ -28,7 +28,7 @@ class StackedNorm(torch.autograd.Function):
         running: tuple[torch.Tensor, torch.Tensor],
         eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Normalise."""
+        """Normalise and save what the backward pass needs."""
         x = x.contiguous()
         affine = (weight.contiguous(), bias.contiguous()) if weight is not None and bias is not None else None
         if x.is_cuda and norm_kernel is not None:

@@ -1,4 +1,4 @@
-"""Bias, ReLU and max-pooling in one pass over the activations, and one pass back."""
+"""Bias, ReLU and max-pooling in one pass over the activations, with a backward pass of one more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReluPool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, kernel: Pair) -> torch.Tensor:
-        """Pool."""
+        """Add the bias, apply ReLU and pool; remember each window's largest place."""
         n, high, wide, channels = x.shape
         ctx.shape, ctx.kernel, ctx.clients = x.shape, kernel, len(bias) if bias is not None else 1
         if x.is_cuda and pool_kernel is not None:
@@ -47,7 +47,7 @@ class ReluPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-        """Give each window's gradient to its largest number."""
+        """Pass each window's gradient to its largest number."""
         (which,), (kh, kw), g = ctx.saved_tensors, ctx.kernel, gradients[0]
         back = g.new_empty(ctx.shape)
         if g.is_cuda and unpool_kernel is not None:

@@ -43,7 +43,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """A batched product with stacked weights (clients × out × in); their gradient comes in the weights' own order."""
+    """A batched product with stacked weights (clients × out × in); their gradient has the weights' memory layout."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ class StackedChain:
 
     @staticmethod
     def serves(template: nn.Module) -> bool:
-        """Tell whether a model is what is written out here: layers on images, a flattening, layers on vectors."""
+        """Tell whether a model is a chain that fits here: layers on images, a flattening, layers on vectors."""
         layers = [layer for _, layer in leaves(template)]
         flat = next((i for i, layer in enumerate(layers) if type(layer) is nn.Flatten), len(layers))
         before, after = layers[:flat], layers[flat + 1 :]
@@ -106,7 +106,7 @@ class StackedChain:
     ) -> torch.Tensor:
         images = x.dim() == 5
         if images:
-            x = x.permute(0, 1, 3, 4, 2)  # channels innermost, until something flattens them
+            x = x.permute(0, 1, 3, 4, 2)  # channels innermost, up to the flattening
         done = 0
         while done < len(self._layers):
             name, layer = self._layers[done]
@@ -142,7 +142,7 @@ class StackedChain:
         return x
 
     def _pooled_after(self, place: int) -> Pair | None:
-        """Give the windows' size if a ReLU and a pooling follow that can be done in one go."""
+        """Give the windows' size if a ReLU and a pooling follow that one kernel can do together."""
         following = [layer for _, layer in self._layers[place : place + 2]]
         return poolable(*following) if len(following) == 2 else None
 
@@ -180,7 +180,7 @@ def _relu_pool(x: torch.Tensor, bias: torch.Tensor | None, window: Pair) -> torc
 def _normalise(
     layer: nn.BatchNorm1d | nn.BatchNorm2d, mine: Tensors, x: torch.Tensor, real: torch.Tensor
 ) -> tuple[torch.Tensor, Tensors]:
-    """Normalise over each client's real samples; channels are innermost."""
+    """Normalise over each client's real samples, with channels innermost; give the result and the new statistics."""
     rows = x.flatten(2, -2).flatten(1, 2) if x.dim() > 3 else x
     running = (mine["running_mean"], mine["running_var"])
     y, mean, var = StackedNorm.apply(rows, real, mine.get("weight"), mine.get("bias"), running, layer.eps)  # type: ignore[no-untyped-call]
