@@ -219,7 +219,7 @@ def _common_points(stores: Sequence[RunStore]) -> tuple[list[Checkpoint | None],
         good, said = store.checkpoints()
         usable.append(good)
         if said:
-            onward = f"continuing from round {good[0].rounds}" if good else "this run starts again"
+            onward = f"going on from round {good[0].rounds}" if good else "this run starts again"
             notes += [f"{message}; {onward}" for message in said]
     counted = [
         good[0].rounds if good else 0 for good, store in zip(usable, stores, strict=True) if not store.diverged()
