@@ -22,16 +22,16 @@ import torch
 from rich.progress import track
 from rules import SUMMARIES, grid, into_page
 
-import fedalign.simulation.api
+import fedalign.simulation.simulation
 from fedalign.experiments.config import load
 from fedalign.paper.compact import read_all
 from fedalign.protocol.messages import RoundDone
 from fedalign.protocol.roster import Roster
-from fedalign.rules.align import AutoAlign, _sizes
-from fedalign.rules.rule import Broadcast, Candidate, Measure, Similarity
-from fedalign.simulation.api import Simulation
+from fedalign.rules.auto import AutoAlign, _sizes
+from fedalign.rules.rule import Broadcast, Measure, Offer, Selection
 from fedalign.simulation.engine.batched import BatchedEngine
 from fedalign.simulation.engine.jobs import EvalJob
+from fedalign.simulation.simulation import Simulation
 from fedalign.training.participation import Uniform
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,26 +69,26 @@ class DetailedEngine(BatchedEngine):
 
 @dataclass(frozen=True)
 class Variant(AutoAlign):
-    """AutoALIGN without its fallback and base, with other candidates and another judge."""
+    """AutoALIGN without its fallback and training model, with other candidates and another way to choose."""
 
     fallback: bool = False
     cosine: float | None = None
     weights: tuple[float, ...] = (1.0,)  # free clients' weights are also tried times these
     finish: float = 0.0  # the last part of the rounds is for priority clients only
     by: str = "loss"  # or accuracy, calibrated
-    power: float = 0.0  # > 0: judge on (1 − p^power)/power, which forgives overconfidence less
+    power: float = 0.0  # > 0: choose by (1 − p^power)/power, which forgives overconfidence less
     sure: float = 0.0  # standard errors of the paired difference that a gain must exceed
     margin: float = 0.0  # part of the loss that a gain must exceed
 
     def epsilon_at(self, round: int, rounds: int) -> float:
         return 0.0 if round >= rounds * (1 - self.finish) else super().epsilon_at(round, rounds)
 
-    def candidates(self, own: Mapping[int, Measure], broadcast: Broadcast) -> list[Candidate]:
+    def candidates(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> list[Selection]:
         if broadcast.epsilon == 0:
-            return [Candidate(0.0, ())]
-        return self.weighed(super().candidates(own, broadcast))
+            return [Selection((), epsilon=0.0)]
+        return self.weighed(super().candidates(offers, broadcast))
 
-    def weighed(self, plain: Sequence[Candidate]) -> list[Candidate]:
+    def weighed(self, plain: Sequence[Selection]) -> list[Selection]:
         return [
             replace(one, scale=dict.fromkeys(one.clients, by))
             for one in plain
@@ -96,7 +96,7 @@ class Variant(AutoAlign):
         ]
 
     def choose(
-        self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
+        self, candidates: Sequence[Selection], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
     ) -> int:
         total = math.fsum(p.values())
         share = {k: part / total for k, part in p.items()}
@@ -113,14 +113,14 @@ class Variant(AutoAlign):
     def _best_gain(self, measures: Sequence[Mapping[int, Measure]], share: Mapping[int, float]) -> int:
         """Take the candidate that gains most over the first, less so many standard errors; none if that is little."""
 
-        def judged(i: int, k: int) -> Any:
+        def losses_of(i: int, k: int) -> Any:
             losses = measures[i][k].losses  # type: ignore[attr-defined]
             return (1 - np.exp(-self.power * losses)) / self.power if self.power else losses
 
-        first = {k: judged(0, k) for k in share}
+        first = {k: losses_of(0, k) for k in share}
         best, most = 0, self.margin * sum(share[k] * first[k].mean() for k in share)
         for i in range(1, len(measures)):
-            gains = {k: first[k] - judged(i, k) for k in share}
+            gains = {k: first[k] - losses_of(i, k) for k in share}
             variance = sum(share[k] ** 2 * g.var(ddof=1) / len(g) for k, g in gains.items() if len(g) > 1)
             gain = sum(share[k] * g.mean() for k, g in gains.items()) - self.sure * math.sqrt(variance)
             if gain > most:
@@ -135,40 +135,38 @@ class ByUpdates(Variant):
     needs_updates: ClassVar[bool] = True
     gaps_too: bool = False
 
-    def compare(
-        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
-    ) -> list[Candidate]:
-        order = sorted(own, key=lambda k: -similar[k].cosine)
-        plain = {one.clients: one for one in (AutoAlign().candidates(own, broadcast) if self.gaps_too else ())}
-        plain.setdefault((), Candidate(0.0, ()))
+    def candidates(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> list[Selection]:
+        order = sorted(offers, key=lambda k: -offers[k].cosine)
+        plain = {one.clients: one for one in (AutoAlign().candidates(offers, broadcast) if self.gaps_too else ())}
+        plain.setdefault((), Selection((), epsilon=0.0))
         for size in _sizes(len(order)):
             clients = tuple(sorted(order[:size]))
-            plain.setdefault(clients, Candidate(max(self._align.gap(own[k], broadcast) for k in clients), clients))
+            widest = max(self._align.gap(offers[k].measure, broadcast) for k in clients)
+            plain.setdefault(clients, Selection(clients, epsilon=widest))
         return self.weighed(sorted(plain.values(), key=lambda one: len(one.clients)))
 
 
 @dataclass(frozen=True)
 class Nobody(AutoAlign):
-    """AutoALIGN that always serves the priority clients' own aggregate; free clients enter the base alone."""
+    """AutoALIGN that always serves the priority clients' own aggregate; free clients enter the training model alone."""
 
     def choose(
-        self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
+        self, candidates: Sequence[Selection], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
     ) -> int:
         return 0
 
 
 @dataclass(frozen=True)
 class BaseToo(AutoAlign):
-    """AutoALIGN whose base is a candidate as well."""
+    """AutoALIGN whose training model is a candidate as well."""
 
-    def compare(
-        self, own: Mapping[int, Measure], similar: Mapping[int, Similarity], broadcast: Broadcast
-    ) -> list[Candidate]:
-        plain = {one.clients: one for one in self.candidates(own, broadcast)}
-        base = tuple(k for k in own if k in (self.base(own, similar, broadcast) or {}))
-        if base:
-            widest = max(self._align.gap(own[k], broadcast) for k in base)
-            plain.setdefault(base, Candidate(widest, base))
+    def candidates(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> list[Selection]:
+        plain = {one.clients: one for one in super().candidates(offers, broadcast)}
+        training = self.training_set(offers, broadcast) or {}
+        clients = tuple(k for k in offers if k in training)
+        if clients:
+            widest = max(self._align.gap(offers[k].measure, broadcast) for k in clients)
+            plain.setdefault(clients, Selection(clients, epsilon=widest))
         return sorted(plain.values(), key=lambda one: len(one.clients))
 
 
@@ -179,7 +177,7 @@ class Smoothed(AutoAlign):
     gains: dict[int, float] = field(default_factory=dict, compare=False)
 
     def choose(
-        self, candidates: Sequence[Candidate], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
+        self, candidates: Sequence[Selection], measures: Sequence[Mapping[int, Measure]], p: Mapping[int, float]
     ) -> int:
         losses = [math.fsum(p[k] * m.loss for k, m in one.items()) for one in measures]
         sizes = [len(one.clients) for one in candidates]
@@ -190,10 +188,10 @@ class Smoothed(AutoAlign):
 
 
 @dataclass(frozen=True)
-class OwnJury(Uniform):
-    """Those that train are also those that judge."""
+class TrainersEvaluate(Uniform):
+    """The clients that train are also those that evaluate."""
 
-    def jury(self, round: int, roster: Roster, seed: int) -> None:
+    def draw_evaluators(self, round: int, roster: Roster, seed: int) -> None:
         return None
 
 
@@ -244,10 +242,10 @@ def run(options: argparse.Namespace) -> None:
         for _, seed, spec in specs:
             spec = replace(spec, rule=deepcopy(VARIANTS[name]))  # one may keep something of its run
             if "those that train" in name and isinstance(spec.participation, Uniform):
-                spec = replace(spec, participation=OwnJury(spec.participation.fraction))
+                spec = replace(spec, participation=TrainersEvaluate(spec.participation.fraction))
             runs.append((name, seed, spec))
     if any(isinstance(VARIANTS[name], Variant) and VARIANTS[name].by != "accuracy" for name in names):  # type: ignore[attr-defined]
-        fedalign.simulation.api.BatchedEngine = DetailedEngine  # type: ignore[misc,attr-defined]
+        fedalign.simulation.simulation.BatchedEngine = DetailedEngine  # type: ignore[misc,attr-defined]
     simulation = Simulation([spec for *_, spec in runs], experiment.model, device=options.device, tf32=options.tf32)
     records: list[list[Any]] = [[] for _ in runs]
     for events in track(simulation.rounds(), description=experiment.name, total=options.rounds):

@@ -26,6 +26,7 @@ from fedalign.protocol.messages import (
     Evaluate,
     Invite,
     Lost,
+    Mix,
     Model,
     Offered,
     Present,
@@ -123,9 +124,15 @@ class MadeUpClients:
         refused = self.refusals({k for mix in request.mixes for k in mix.shares})
         if refused:
             return Aggregated(refused=refused)
-        return Aggregated(
-            tuple(sum(self.train(self.received, k) * share for k, share in mix.shares.items()) for mix in request.mixes)
-        )
+        return Aggregated(tuple(self._mean(mix) for mix in request.mixes))
+
+    def _mean(self, mix: Mix) -> Model:
+        def moved(client: int) -> Model:
+            trained = self.train(self.received, client)
+            step = mix.step.get(client)
+            return trained if step is None else self.received + (trained - self.received) * step
+
+        return sum(moved(k) * share for k, share in mix.shares.items())
 
 
 @dataclass(frozen=True)

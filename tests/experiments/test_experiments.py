@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import blobs
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from fedalign import cli
+from fedalign import FedalignError, cli
 from fedalign.experiments import runner
 from fedalign.experiments import store as store_module
 from fedalign.experiments.config import load, shipped
@@ -210,8 +210,8 @@ def stop_after(monkeypatch, arm, seed, rounds):
     """Break off right after one run's round was stored, so that runs are left at different rounds."""
     original = RunStore.checkpoint
 
-    def checkpoint(self, mark, state):
-        original(self, mark, state)
+    def checkpoint(self, mark, snapshot):
+        original(self, mark, snapshot)
         if self.folder.parts[-2:] == (arm, f"seed-{seed}") and mark.rounds == rounds:
             raise BrokenOffError
 
@@ -233,6 +233,27 @@ def test_runs_left_at_different_rounds_go_on_together(small, tmp_path, monkeypat
     assert counts == {5, 6}
     assert run(small, "--out", tmp_path / "cut", "--resume") == 0
     assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_checkpoint_of_version_0_1_is_refused(small, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "cut"
+    break_off(small, out, monkeypatch, arm="wide")
+    path = out / "fedalign" / "seed-0" / "checkpoint.safetensors"
+    state = torch.arange(4.0)
+    info = {"rounds": "6", "offset": "100", "log": "0" * 64, "state": "0" * 64}
+    save_file({"state": state}, path, info)
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    capsys.readouterr()
+    assert cli.main(["run", str(small), "--out", str(out), "--resume", "--device", "cpu"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("fedalign: ") == 1
+    assert (
+        "seed-0/checkpoint.safetensors was written by fedalign 0.1, whose checkpoints this version cannot read" in said
+    )
+    assert said.endswith("finish that run with fedalign 0.1, or start it again in another folder")
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    with pytest.raises(FedalignError, match=r"was written by fedalign 0\.1"):
+        RunStore(path.parent).checkpoints()
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "missing log line", "changed log line"])

@@ -11,10 +11,12 @@ from torch import nn
 import fedalign as fa
 from fedalign.cli import main
 from fedalign.experiments.store import RunStore
+from fedalign.protocol.roster import Roster
 from fedalign.rules.rule import Broadcast, Measure, Offer, Selection, Similarity
 from fedalign.simulation import driver
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.spec import initial_module
+from fedalign.testing import MadeUpClients, play
 from fedalign.training.server import Partial
 
 LOCAL = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10)
@@ -113,6 +115,18 @@ def test_trust_weights_are_fltrusts():
     # Nobody to trust: FedAvg on the priority clients.
     opposed = fa.TrustWeighted().select({1: Offer(Measure(1.0, None, 1), Similarity(-0.5, 2.0))}, Broadcast(0, 1.0))
     assert opposed.clients == ()
+
+
+def test_trust_by_hand():
+    class Longer(MadeUpClients):
+        def similarity(self, client):
+            return Similarity(0.5, 4.0)
+
+    roster = Roster(("a", "b"), (True, False), (10, 10))
+    played = play(fa.TrustWeighted(), Longer(roster, {0: 1.0, 1: 9.0}, {0: 3.0, 1: 9.0}), 1.0)
+    # The root moves by 2. The other's 8 is four times as long, so it moves by 2 as well, with half the trust.
+    assert played.model == pytest.approx(1 + (2 + 0.5 * 8 / 4) / 1.5)
+    assert played.history[0].clients[1].reason == "cosine 0.5: trust 0.5"
 
 
 @pytest.mark.parametrize("engine", ["batched", "reference"])
