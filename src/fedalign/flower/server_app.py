@@ -73,9 +73,7 @@ class Server:
         self._store = RunStore(self.folder)
         self._snapshot, last = self._open()
         self._callbacks: list[Callback] = [Recorder(self._store, None, settings.rounds), *trackers]
-        self._info = RunInfo(
-            settings.rule, settings.seed, settings.rounds, self._snapshot.round, last, self.folder, vars(settings)
-        )
+        self._info = RunInfo(settings.rule, settings.seed, settings.rounds, self._snapshot.round, last, self.folder)
 
     def run(self) -> None:
         """Run to the last round.
