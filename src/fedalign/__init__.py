@@ -32,7 +32,7 @@ from fedalign.training.adam import LocalAdam, LocalAdamW
 from fedalign.training.local import LocalSGD
 from fedalign.training.losses import cross_entropy, squared_error
 from fedalign.training.optimizer import LocalOptimizer
-from fedalign.training.participation import Bernoulli, Full, Participation, Replacement, Trace, Uniform
+from fedalign.training.participation import Bernoulli, Full, Participation, Presence, Replacement, Trace, Uniform
 from fedalign.training.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
 from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 
@@ -80,6 +80,7 @@ __all__ = [
     "Piecewise",
     "Pool",
     "PowerOfChoice",
+    "Presence",
     "PriorityOnly",
     "Replacement",
     "RoundRecord",

@@ -257,6 +257,13 @@ def test_a_tracker_hears_the_same(federation, tmp_path):
     assert Notes.kept["flower"] == Notes.kept["second"] == Notes.kept["simulated"]
 
 
+def test_tensorboard_writes_into_the_run_s_folder(federation, tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra fedalign[tensorboard] is not installed")
+    _, server = federation(rule="all", rounds=1, trackers="tensorboard")
+    server().run()
+    assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
+
+
 def test_a_wrong_tracker_leaves_no_folder(federation, tmp_path):
     _, server = federation(trackers="tensorbord")
     with pytest.raises(fa.FedalignError, match=r"trackers.*tensorbord.*did you mean 'tensorboard'"):

@@ -8,6 +8,7 @@ from conftest import federation, flat, linear
 import fedalign as fa
 from fedalign.protocol.roster import Roster
 from fedalign.testing import MadeUpClients, play
+from fedalign.training.server import ServerModel
 
 ROSTER = Roster(("a", "b", "c", "d", "e"), (True, True, False, False, False), (30, 10, 20, 20, 40))
 LOSS = {0: 1.0, 1: 2.0, 2: 1.2, 3: 0.1, 4: 9.0}  # F = 1.25
@@ -153,3 +154,30 @@ def test_names_that_are_of_this_version_do_not_warn():
     assert decisions(Closer(10)) == ["admitted", "admitted", "refused"]
     assert decisions(Fewer()) == ["base", "refused", "base"]  # d's update points away, so the training model lacks it
     assert decisions(Own()) == ["admitted"] * 3
+
+
+def test_a_server_optimiser_of_version_01_keeps_its_tuple():
+    class Half(fa.ServerOptimizer):
+        def step(self, model, mean, memory):
+            (speed,) = memory or (0.0,)
+            speed = speed / 2 + (mean - model)
+            return model + speed, (speed,)
+
+    with pytest.warns(DeprecationWarning, match="return a dictionary by name"):
+        first = ServerModel(0.0).step(1.0, Half())
+    assert first.named("model") == {"model": 1.0, "model.0": 1.0}
+    with pytest.warns(DeprecationWarning, match="return a dictionary by name"):
+        second = ServerModel.restore("model", first.named("model")).step(1.0, Half())
+    assert second.weights == 1.5
+
+
+def test_a_participation_of_version_01_draws_its_jury():
+    class Chosen(fa.Participation):
+        def draw(self, round, roster, seed):
+            return fa.Presence((True,) * len(roster))
+
+        def jury(self, round, roster, seed):
+            return fa.Presence((True, False))
+
+    with pytest.warns(DeprecationWarning, match="draw_evaluators"):
+        assert Chosen().draw_evaluators(0, None, 0).reachable == (True, False)

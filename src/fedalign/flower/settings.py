@@ -119,6 +119,8 @@ class Settings:
         }
         if "steps" in options:
             del usual["epochs"]
+        if not self.weight_decay:
+            del usual["weight_decay"]  # then the optimiser has its own default, which is not 0 for AdamW
         for key in [key for key in usual if key not in known]:
             if usual.pop(key):
                 raise FedalignError(f"{key.replace('_', '-')} is set, but the optimizer {name!r} has no such option")

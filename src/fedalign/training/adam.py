@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -69,12 +69,11 @@ class LocalAdam(LocalOptimizer):
 class LocalAdamW(LocalAdam):
     """Adam with decoupled weight decay, as ``torch.optim.AdamW`` has it: weights shrink by ``1 − η·weight_decay``.
 
-    The default decay is 0, not PyTorch's 0.01.
-
-    >>> LocalAdamW(lr=0.001, epochs=2, weight_decay=0.01).weight_decay
+    >>> LocalAdamW(lr=0.001, epochs=2).weight_decay
     0.01
     """
 
+    weight_decay: float = field(default=0.01, kw_only=True)  #: as in PyTorch
     decoupled: ClassVar[bool] = True
 
     def reference(self, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -10,6 +10,7 @@ import csv
 import math
 import numbers
 import re
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +44,11 @@ class Participation(abc.ABC):
         None means those that take part. If the server samples the clients that train, it draws the evaluators
         separately: clients that have just trained favour their own data, and the data of the others would not count.
         """
+        if hasattr(self, "jury"):
+            name = type(self).__name__
+            warnings.warn(f"{name}.jury is called draw_evaluators now", DeprecationWarning, stacklevel=2)
+            drawn: Presence | None = self.jury(round, roster, seed)
+            return drawn
         return None
 
     def check(self, roster: Roster, rounds: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ class ServerModel:
 
     def step(self, mean: Model, server: ServerOptimizer | None) -> ServerModel:
         """Move to a round's aggregate (FedAvg, without a ``server`` optimiser), or towards it."""
-        return ServerModel(mean) if server is None else ServerModel(*server.step(self.weights, mean, self.memory))
+        return ServerModel(mean) if server is None else ServerModel(*_step(server, self.weights, mean, self.memory))
 
     def named(self, name: str) -> dict[str, Model]:
         """Return the weights and the memory by name, for a snapshot."""
@@ -57,6 +58,19 @@ class ServerModel:
         """Read back what :meth:`named` returned."""
         memory = {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
         return cls(tensors[name], memory)
+
+
+def _step(server: ServerOptimizer, model: Model, mean: Model, memory: Memory) -> tuple[Model, Memory]:
+    """Take an optimiser's step. One that was written for version 0.1 keeps a tuple, whose places become names."""
+    old = bool(memory) and all(name.isdigit() for name in memory)
+    new, kept = server.step(model, mean, tuple(memory.values()) if old else memory)  # type: ignore[arg-type]
+    if isinstance(kept, tuple | list):
+        name = type(server).__name__
+        warnings.warn(
+            f"{name}.step keeps a tuple; return a dictionary by name instead", DeprecationWarning, stacklevel=2
+        )
+        kept = {str(place): tensor for place, tensor in enumerate(kept)}
+    return new, kept
 
 
 def _check(**values: float) -> None:
@@ -137,7 +151,7 @@ class Partial(ServerOptimizer):
 
     def step(self, model: Model, mean: Model, memory: Memory) -> tuple[Model, Memory]:
         """Step the trainable numbers and take the aggregate of the others."""
-        moved, kept = self.optimizer.step(model[: self.size], mean[: self.size], memory)
+        moved, kept = _step(self.optimizer, model[: self.size], mean[: self.size], memory)
         new = mean * 1.0
         new[: self.size] = moved
         return new, kept
