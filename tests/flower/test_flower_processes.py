@@ -57,7 +57,7 @@ def data(node_config):
     return ClientData(**all_data()[int(node_config["partition-id"])])
 '''
 
-# A user's own rule and tracker, in the app's package.
+# A user's own rule and tracker: the rule is named beside the app's package, the tracker in it.
 MINE = '''
 """Every second offer is admitted, and a tracker writes a line for every round."""
 import fedalign as fa
@@ -114,6 +114,7 @@ class Federation:
         RosterFile(tuple(entries)).write(folder / "roster.toml")
         create(self.app)
         (self.app / "my_federation" / "task.py").write_text(TASK)
+        (self.app / "mine.py").write_text(MINE)  # named as in an experiment: mine:Half
         (self.app / "my_federation" / "mine.py").write_text(MINE)
         self.port = free_port()
         self.environment = {
@@ -254,7 +255,7 @@ def ended(running):
     running.superlink()
     running.run("auto", rule="auto", resume=str(running.folder / "auto"))
     running.run("fedalign", rule="fedalign")
-    running.run("half", rule="my_federation.mine:Half", trackers="my_federation.mine:Lines", rounds=2, warmup=0.0)
+    running.run("half", rule="mine:Half", trackers="my_federation.mine:Lines", rounds=2, warmup=0.0)
     return {name: running.finish(name) for name in ("fedalign", "auto", "half")}
 
 
