@@ -12,6 +12,7 @@ from typing import Literal
 
 import pytest
 import torch
+from conftest import federation, flat
 
 import fedalign as fa
 from fedalign import registry
@@ -21,6 +22,7 @@ from fedalign.settings.lookup import Registry
 from fedalign.settings.notation import parse
 from fedalign.settings.typed_values import check_type
 from fedalign.settings.validation import check_options, options_of
+from fedalign.training.models import logistic
 
 
 @pytest.fixture(autouse=True)
@@ -329,3 +331,22 @@ def test_losses_are_functions_with_options_or_classes(tmp_path):
     assert torch.equal(torch_loss(outputs, targets), usual)
     with pytest.raises(fa.FedalignError, match=r"unknown key loss.factr; did you mean 'factor'"):
         losses.resolve("loss", "mine:scaled(factr=3)", tmp_path)
+
+
+def test_simulate_takes_names_as_well_as_objects():
+    fed = federation()
+    local = {"kind": "adam", "lr": 0.01, "epochs": 1}
+    named = fa.simulate(
+        fed, {"kind": "logistic", "inputs": 6, "classes": 4}, "fedalign(epsilon=0.5)", 4, 0, local, "bernoulli(p=0.8)",
+        device="cpu", loss="cross-entropy", server="fedavgm", aggregator="trimmed-mean(trim=0.3)",
+        client_steps=["clip(length=0.1)"], server_steps=["length-bound"],
+    )  # fmt: skip
+    made = fa.simulate(
+        fed, lambda: logistic(6, 4), fa.Align(0.5), 4, 0, fa.LocalAdam(lr=0.01, epochs=1), fa.Bernoulli(0.8),
+        device="cpu", server=fa.FedAvgM(), aggregator=fa.TrimmedMean(0.3), client_steps=[fa.ClipUpdate(0.1)],
+        server_steps=[fa.LengthBound()],
+    )  # fmt: skip
+    assert torch.equal(flat(named.model), flat(made.model))
+    assert named.history.rounds == made.history.rounds
+    with pytest.raises(fa.FedalignError, match="did you mean 'median'"):
+        fa.simulate(fed, lambda: logistic(6, 4), rounds=1, aggregator="medain")

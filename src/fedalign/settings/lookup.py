@@ -107,6 +107,15 @@ class Registry:
         """
         return self.build(self.find(table["kind"], folder), table, **more)
 
+    def accept(self, section: str, given: Any) -> Any:
+        """Make what a text or a table names; return anything else, such as an object of the right kind, as it is.
+
+        >>> from fedalign.registry import PARTICIPATION
+        >>> PARTICIPATION.accept("participation", "bernoulli(p=0.5)")
+        Bernoulli(p=0.5)
+        """
+        return self.make(self.resolve(section, given)) if isinstance(given, str | Mapping) else given
+
     def build(self, make: Callable[..., Any], table: Mapping[str, Any], **more: Any) -> Any:
         """Make what a table describes with the class or function that :meth:`find` gave for it."""
         name = table["kind"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -11,6 +13,18 @@ from fedalign.aggregation.update_steps import ClientStep, ServerStep
 from fedalign.callbacks import Callback
 from fedalign.data.federation import Federation
 from fedalign.protocol.messages import RoundDone
+from fedalign.registry import (
+    AGGREGATORS,
+    CALLBACKS,
+    CLIENT_STEPS,
+    LOCAL_OPTIMIZERS,
+    LOSSES,
+    MODELS,
+    PARTICIPATION,
+    RULES,
+    SERVER_OPTIMIZERS,
+    SERVER_STEPS,
+)
 from fedalign.rules.align import Align
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
@@ -22,27 +36,29 @@ from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Full, Participation
 from fedalign.training.server import ServerOptimizer
 
+Named = str | Mapping[str, Any]  # "trimmed-mean(trim=0.2)", or {"kind": "trimmed-mean", "trim": 0.2}
+
 
 def simulate(
     federation: Federation,
-    model: ModelFactory | nn.Module,
-    rule: Rule | Alone | None = None,
+    model: ModelFactory | nn.Module | Named,
+    rule: Rule | Alone | Named | None = None,
     rounds: int = 200,
     warmup: float = 0.1,
-    local: LocalOptimizer | None = None,
-    participation: Participation | None = None,
+    local: LocalOptimizer | Named | None = None,
+    participation: Participation | Named | None = None,
     seed: int = 0,
     device: str = "auto",
     *,
-    loss: PerSampleLoss = cross_entropy,
+    loss: PerSampleLoss | Named = cross_entropy,
     engine: EngineName = "batched",
     chunk: int | None = None,
     tf32: bool = False,
-    server: ServerOptimizer | None = None,
-    aggregator: Aggregator | None = None,
-    client_steps: Sequence[ClientStep] = (),
-    server_steps: Sequence[ServerStep] = (),
-    callbacks: Sequence[Callback] = (),
+    server: ServerOptimizer | Named | None = None,
+    aggregator: Aggregator | Named | None = None,
+    client_steps: Sequence[ClientStep | Named] = (),
+    server_steps: Sequence[ServerStep | Named] = (),
+    callbacks: Sequence[Callback | Named] = (),
     on_round: Callable[[RoundDone], None] | None = None,
 ) -> SimulationResult:
     """Simulate one prioritized federation.
@@ -51,7 +67,8 @@ def simulate(
     ``rule`` is FedALIGN with ε = 0.2 unless given. ``warmup`` is a fraction of the rounds (below 1) or a number of
     them. ``loss`` gives one number per sample. ``tf32`` lets a GPU round the factors of products to 10 bits, which is
     faster; else they are float32. ``server`` is an optimiser such as :class:`FedAdam`; without one the aggregate is
-    taken as it is. ``aggregator`` is the weighted mean unless given. Every seam takes an object of your own class.
+    taken as it is. ``aggregator`` is the weighted mean unless given. Every seam takes an object of your own class, or
+    a name as in settings files: ``rule="auto"``, ``aggregator="trimmed-mean(trim=0.2)"``, ``loss="mine:loss"``.
     Raises :class:`DivergedError` if training leaves the finite numbers.
 
     >>> import torch
@@ -63,25 +80,34 @@ def simulate(
     """
     spec = RunSpec(
         federation,
-        rule if rule is not None else Align(),
+        RULES.accept("rule", rule) if rule is not None else Align(),
         rounds,
         warmup,
-        local if local is not None else LocalSGD(lr=0.1, epochs=5),
-        participation if participation is not None else Full(),
+        LOCAL_OPTIMIZERS.accept("local", local) if local is not None else LocalSGD(lr=0.1, epochs=5),
+        PARTICIPATION.accept("participation", participation) if participation is not None else Full(),
         seed,
-        server=server,
-        aggregator=aggregator if aggregator is not None else WeightedMean(),
-        client_steps=client_steps,
-        server_steps=server_steps,
-        callbacks=callbacks,
+        server=SERVER_OPTIMIZERS.accept("server", server),
+        aggregator=AGGREGATORS.accept("aggregator", aggregator) if aggregator is not None else WeightedMean(),
+        client_steps=[CLIENT_STEPS.accept("client_steps", step) for step in client_steps],
+        server_steps=[SERVER_STEPS.accept("server_steps", step) for step in server_steps],
+        callbacks=[CALLBACKS.accept("callbacks", callback) for callback in callbacks],
     )
+    if isinstance(model, str | Mapping):
+        model = functools.partial(MODELS.make, MODELS.resolve("model", model))  # made anew, with the seed's weights
 
     def relay(index: int, done: RoundDone) -> None:
         if on_round is not None:
             on_round(done)
 
     (result,) = simulate_many(
-        [spec], model, loss=loss, device=device, engine=engine, chunk=chunk, tf32=tf32, on_round=relay
+        [spec],
+        model,
+        loss=LOSSES.accept("loss", loss),
+        device=device,
+        engine=engine,
+        chunk=chunk,
+        tf32=tf32,
+        on_round=relay,
     )
     if result.error is not None:
         result.error.history = result.history
