@@ -58,7 +58,7 @@ def run(callbacks, rounds=3, make=linear, rule=None, **options):
 def test_the_order():
     diary = Diary()
     result = run([diary], rounds=2, seed=7)
-    assert diary.heard == ["start", "round 0", "snapshot 0", "round 1", "snapshot 1", "close", "end"]
+    assert diary.heard == ["start", "round 0", "snapshot 0", "round 1", "snapshot 1", "end", "close"]
     assert (diary.run.seed, diary.run.rounds, diary.run.start, diary.run.last) == (7, 2, 0, None)
     assert diary.result is result
     assert [snapshot.round for snapshot in diary.snapshots] == [1, 2]
@@ -178,7 +178,7 @@ def test_divergence_is_told():
     with pytest.raises(fa.DivergedError) as error:
         fa.simulate(fed, linear, fa.Everyone(), 50, 0, fa.LocalSGD(lr=1e30, epochs=2), device="cpu", callbacks=[diary])
     told = error.value.round
-    assert diary.heard[-3:] == [f"error {told}", "close", "end"]
+    assert diary.heard[-3:] == [f"error {told}", "end", "close"]
     assert diary.result.error is error.value
     assert len(diary.models) == told
 
@@ -216,4 +216,4 @@ def test_callbacks_of_an_experiment_go_on_after_a_resume(tmp_path, monkeypatch):
     for (arm, seed), diary in diaries.items():
         assert (diary.run.start, diary.run.last.round) == (2, 1)
         assert diary.run.folder == out / arm / f"seed-{seed}"
-        assert diary.heard == ["start", "round 2", "snapshot 2", "round 3", "snapshot 3", "close", "end"]
+        assert diary.heard == ["start", "round 2", "snapshot 2", "round 3", "snapshot 3", "end", "close"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedalign.errors import FedalignError
 from fedalign.protocol.messages import RoundDone, Snapshot
 from fedalign.protocol.records import RoundRecord
 
@@ -78,6 +79,8 @@ def notify_round(callbacks: Sequence[Callback], done: RoundDone, modules: Module
             module = modules(done.model)
         changed = callback.on_round(done.record, module if callback.needs_model else None)
         if changed is not None:
+            if not isinstance(changed, RoundRecord):
+                raise FedalignError(f"{type(callback).__name__}.on_round must return a RoundRecord or None")
             done = replace(done, record=changed)
     for callback in callbacks:
         callback.on_snapshot(done.record, done.snapshot)
@@ -88,6 +91,19 @@ def notify_error(callbacks: Sequence[Callback], error: DivergedError) -> None:
     """Tell callbacks that training diverged."""
     for callback in callbacks:
         callback.on_error(error)
+
+
+def notify_end(ends: Iterable[tuple[Sequence[Callback], Any]]) -> None:
+    """Tell callbacks of the end of their runs, also if an earlier one fails; the first failure is raised at the end."""
+    failed: Exception | None = None
+    for callbacks, result in ends:
+        for callback in callbacks:
+            try:
+                callback.on_end(result)
+            except Exception as error:
+                failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def close_all(callbacks: Sequence[Callback]) -> None:

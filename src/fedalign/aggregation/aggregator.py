@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from fedalign.errors import FedalignError
 from fedalign.protocol.messages import Mix
 
 
@@ -107,19 +108,32 @@ class Aggregation:
     """
 
     def __init__(self, aggregator: Aggregator, mixes: Sequence[Mix], size: int) -> None:
-        self._mixes, self._size = mixes, size
+        self._aggregator, self._mixes, self._size = aggregator, mixes, size
+        self._like: torch.Tensor | None = None
         self._parts = [aggregator.start() for _ in mixes]
 
     def add(self, client: int, model: torch.Tensor, received: torch.Tensor) -> None:
         """Add a client's model to the aggregates that it has a share in; ``received`` is what it trained from."""
+        self._like = received
         for mix, part in zip(self._mixes, self._parts, strict=True):
             if client in mix.shares:
                 moved = scaled(model, received, mix.step.get(client, 1.0), self._size)
                 part.add(moved, mix.shares[client])
 
     def results(self) -> tuple[torch.Tensor, ...]:
-        """Return one model for each mix."""
-        return tuple(part.result() for part in self._parts)
+        """Return one model for each mix; raises :class:`FedalignError` if an aggregator returned something else."""
+        return tuple(self._checked(part.result()) for part in self._parts)
+
+    def _checked(self, model: torch.Tensor) -> torch.Tensor:
+        like, name = self._like, type(self._aggregator).__name__
+        if self._aggregator.streams or like is None:
+            return model
+        if not isinstance(model, torch.Tensor) or model.shape != like.shape or model.dtype != like.dtype:
+            kind = f"{tuple(model.shape)} of {model.dtype}" if isinstance(model, torch.Tensor) else type(model).__name__
+            raise FedalignError(f"{name}.combine must return {tuple(like.shape)} of {like.dtype}, not {kind}")
+        if not torch.isfinite(model).all():
+            raise FedalignError(f"{name}.combine returned numbers that are not finite")
+        return model
 
 
 def scaled(model: torch.Tensor, received: torch.Tensor, step: float, size: int) -> torch.Tensor:

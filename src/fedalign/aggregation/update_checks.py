@@ -55,7 +55,7 @@ def refusals(facts: Mapping[int, UpdateFacts], priority: Iterable[int], steps: S
     for k, fact in facts.items():
         if k not in found and k not in roots:
             reasons = (step.refuses(fact.length, trusted) for step in steps)
-            reason = next((why for why in reasons if why is not None), None)
-            if reason is not None:
-                found[k] = reason
+            reason = next((why for why in reasons if why), None)
+            if reason:
+                found[k] = str(reason)
     return found

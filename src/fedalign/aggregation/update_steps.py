@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedalign.errors import FedalignError
+
 
 @dataclass(frozen=True)
 class UpdateContext:
@@ -52,7 +54,13 @@ def sent_model(
         return model
     update = model[:size] - received[:size]
     for step in steps:
-        update = step.apply(update, context)
+        changed = step.apply(update, context)
+        if not isinstance(changed, torch.Tensor) or changed.shape != update.shape:
+            shape = tuple(changed.shape) if isinstance(changed, torch.Tensor) else type(changed).__name__
+            raise FedalignError(
+                f"{type(step).__name__}.apply must return a tensor of {tuple(update.shape)}, not {shape}"
+            )
+        update = changed
     sent = model.clone()
     sent[:size] = received[:size] + update
     return sent

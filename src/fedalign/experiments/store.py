@@ -82,7 +82,7 @@ class RunStore:
     def checkpoint(self, mark: Mark, snapshot: Snapshot) -> None:
         """Store the snapshot that belongs to a mark."""
         # A copy where tensors share memory, as equal models do at a run's start: safetensors stores each by itself.
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in snapshot.tensors.items()}
+        tensors = {n: torch.as_tensor(tensor).detach().cpu().contiguous() for n, tensor in snapshot.tensors.items()}
         shared = {name for name, tensor in tensors.items() if _is_shared(name, tensor, tensors)}
         tensors = {name: tensor.clone() if name in shared else tensor for name, tensor in tensors.items()}
         info = {

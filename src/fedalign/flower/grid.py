@@ -178,6 +178,8 @@ class GridDriver:
             return answer
         priority = self.members.is_priority(k)
         own = get_measure(answer, "own")
+        if own is not None and own.accuracy is None and self._rule.needs_accuracy:
+            own = None  # without it the rule cannot decide
         declined = answer.get("declined")
         if isinstance(declined, ConfigRecord):
             if own is None:

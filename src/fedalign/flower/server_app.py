@@ -15,7 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fedalign.callbacks import Callback, RunInfo, close_all, notify_round
+from fedalign.callbacks import Callback, RunInfo, close_all, notify_end, notify_round
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.experiments.recorder import Recorder
 from fedalign.experiments.store import RunStore, write_atomically
@@ -72,6 +72,7 @@ class Server:
         trackers = settings.make_trackers()  # before anything is written: a wrong one must not leave a folder
         self._store = RunStore(self.folder)
         self._snapshot, last = self._open()
+        self._failed = 0  # attempts at the present round
         self._callbacks: list[Callback] = [Recorder(self._store, None, settings.rounds), *trackers]
         self._info = RunInfo(settings.rule, settings.seed, settings.rounds, self._snapshot.round, last, self.folder)
 
@@ -92,22 +93,18 @@ class Server:
         for callback in self._callbacks:
             callback.on_start(self._info)
         self._await_quorum()
-        failed = 0
         while self._snapshot.round < settings.rounds:
             try:
                 self._advance()
             except BelowQuorumError as error:
-                failed += 1
-                if failed > settings.repeats:
+                self._failed += 1
+                if self._failed > settings.repeats:
                     raise self._paused(str(error)) from error
                 log.warning("round %d is repeated: %s", self._snapshot.round, error)
                 self._driver.early.forget()  # a measure may be what failed
                 self._await_quorum()
-            else:
-                failed = 0
         result = SimulationResult(self._as_module(self._snapshot.tensors["model"]), self._store.history())
-        for callback in self._callbacks:
-            callback.on_end(result)
+        notify_end([(self._callbacks, result)])
         log.info("done: %d rounds, in %s", self._snapshot.round, self.folder)
 
     def _advance(self) -> None:
@@ -131,7 +128,7 @@ class Server:
 
     def _keep(self, done: RoundDone, seconds: float) -> None:
         done = notify_round(self._callbacks, done, self._as_module)
-        record, self._snapshot = done.record, done.snapshot
+        record, self._snapshot, self._failed = done.record, done.snapshot, 0
         waited = self._driver.exchange.seconds
         spent = ", ".join(f"{what} {s:.1f} s" for what, s in waited.items())
         waited.clear()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
 from fedalign.aggregation.update_checks import wrong_format
 from fedalign.errors import FedalignError
@@ -22,18 +24,27 @@ def put_model(content: RecordDict, model: torch.Tensor) -> None:
 
 
 def get_models(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a message's flat models, stacked; raises :class:`FedalignError` for another shape or type."""
+    """Return a message's flat models, stacked; raises :class:`FedalignError` for anything else.
+
+    The header is checked against the expected shape and type, and against the bytes that came, before any memory is
+    taken for the array: a stranger wrote it.
+    """
     record = content.get("model")
     if not isinstance(record, ArrayRecord) or list(record) != ["flat"]:
         raise FedalignError("it sent no model")
-    try:
-        array = record["flat"].numpy()
-    except (ValueError, TypeError, OSError, EOFError) as error:
-        raise FedalignError(f"its model cannot be read: {error}") from error
     wanted = torch.empty(0, dtype=dtype).numpy().dtype
-    if (wrong := wrong_format(array.shape, str(array.dtype), size, str(wanted))) is not None:
+    try:
+        file = io.BytesIO(record["flat"].data)
+        header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}[read_magic(file)]
+        shape, in_columns, found = header(file)
+        rest = file.getbuffer()[file.tell() :]
+    except Exception as error:  # whatever these bytes make the reader raise, they are not a model
+        raise FedalignError(f"its model cannot be read ({type(error).__name__})") from error
+    if (wrong := wrong_format(shape, str(found), size, str(wanted))) is not None:
         raise FedalignError(wrong)
-    return torch.from_numpy(np.array(array)).reshape(-1, size)
+    if (in_columns and len(shape) > 1) or len(rest) != math.prod(shape) * wanted.itemsize:
+        raise FedalignError(f"its model cannot be read: {len(rest)} bytes came for the shape {shape}")
+    return torch.from_numpy(np.frombuffer(rest, wanted).copy()).reshape(-1, size)
 
 
 def get_model(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tensor:

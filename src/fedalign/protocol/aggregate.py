@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from fedalign.errors import FedalignError
 from fedalign.protocol.messages import Mix, Present
@@ -34,6 +35,8 @@ def shares(present: Present, clients: Iterable[int], selection: Selection | None
         here = math.fsum(weight for k, weight in weights.items() if roster.priority[k])
         weights |= {k: weight * here for k, weight in selection.weight.items()}
         weights = {k: weight * selection.scale.get(k, 1.0) for k, weight in weights.items()}
+        if roster.free_cap < math.inf:  # a client's word about its loss must not lift the cap
+            weights = {k: w if roster.priority[k] else min(w, roster.free_cap * here) for k, w in weights.items()}
     total = math.fsum(weights.values())
     return {k: weight / total for k, weight in weights.items()}
 
@@ -54,14 +57,32 @@ def weighted_mean(roster: Roster, measures: Mapping[int, Measure]) -> tuple[floa
 
 
 def check_selection(rule: Rule, selection: Selection, offers: Mapping[int, Offer]) -> Selection:
-    """Return a rule's selection, or refuse one that names clients that offered nothing."""
+    """Return a rule's selection in plain Python numbers, or refuse one that makes no sense.
+
+    Only clients that offered may be selected, and only selected ones may have a weight, a scale or a step: finite
+    numbers, none negative.
+    """
     name = type(rule).__name__
     if not isinstance(selection, Selection):
         raise FedalignError(f"{name}.select must return a fedalign.Selection, not {selection!r:.60}")
-    for k in selection.clients:
+    try:
+        clients = tuple(dict.fromkeys(int(k) for k in selection.clients))
+        factors = {
+            what: {int(k): float(value) for k, value in getattr(selection, what).items()}
+            for what in ("weight", "scale", "step")
+        }
+    except (TypeError, ValueError, AttributeError) as error:
+        raise FedalignError(f"{name} gave a selection that cannot be read: {error}") from error
+    for k in clients:
         if k not in offers:
             raise FedalignError(f"{name} names client {k}, which offered nothing; it selects among the offers")
-    for k in selection.weight:
-        if k not in selection.clients:
-            raise FedalignError(f"{name} gives a weight to client {k}, which it does not select")
-    return selection
+    for what, values in factors.items():
+        for k, value in values.items():
+            if k not in clients:
+                raise FedalignError(f"{name} gives a {what} to client {k}, which it does not select")
+            if not 0 <= value < math.inf:
+                raise FedalignError(
+                    f"{name} gives client {k} the {what} {value}; it must be a finite number, 0 or more"
+                )
+    weight, scale, step = (factors[what] for what in ("weight", "scale", "step"))
+    return replace(selection, clients=clients, weight=weight, scale=scale, step=step)

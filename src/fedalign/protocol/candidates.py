@@ -114,7 +114,10 @@ def _best(
     usable = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
     if usable:
         p = {k: float(roster.p[k]) for k in measures[usable[0]]}
-        best = usable[rule.choose([candidates[i] for i in usable], [measures[i] for i in usable], p)]
+        chosen = rule.choose([candidates[i] for i in usable], [measures[i] for i in usable], p)
+        if not 0 <= chosen < len(usable):
+            raise FedalignError(f"{type(rule).__name__}.choose must return 0 to {len(usable) - 1}, not {chosen!r}")
+        best = usable[chosen]
     else:
         best = min(range(len(candidates)), key=lambda i: len(candidates[i].clients))
     shown = [loss if math.isfinite(loss) else None for loss in losses]

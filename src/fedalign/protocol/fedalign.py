@@ -83,7 +83,7 @@ def broadcast(plan: Plan, t: int, w: Model, log: RoundLog) -> Generator[Request,
     if not math.isfinite(loss):
         bad = [log.roster.names[k] for k, measure in measures.items() if not math.isfinite(measure.loss)]
         raise DivergedError.at(t, bad, "the model's loss is not finite")
-    return Broadcast(t, loss, accuracy, plan.rule.epsilon_at(t, plan.rounds))
+    return Broadcast(t, loss, accuracy, plan.epsilon_at(t))
 
 
 def invite(plan: Plan, w: Model, sent: Broadcast, log: RoundLog) -> Generator[Request, Any, Offers]:

@@ -29,6 +29,11 @@ class Plan:
         """Say whether free clients are invited in a round: not during warm-up, and only if the rule wants them."""
         return self.rule.invites_free and round >= self.warmup
 
+    def epsilon_at(self, round: int) -> float | None:
+        """Return the round's ε as a plain number, or None if the rule has none."""
+        epsilon = self.rule.epsilon_at(round, self.rounds)
+        return None if epsilon is None else float(epsilon)
+
 
 def warmup_rounds(warmup: float, rounds: int) -> int:
     """Convert a warm-up, given as a fraction of the rounds (a float up to 1.0) or as a number of rounds, to rounds.

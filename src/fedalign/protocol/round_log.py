@@ -29,7 +29,7 @@ class RoundLog:
         self.measures: dict[int, Measure] = {}
         self.replies: dict[int, Reply] = {}
         self.broadcast: Broadcast | None = None
-        self.epsilon = plan.rule.epsilon_at(round, plan.rounds)
+        self.epsilon = plan.epsilon_at(round)
         self.skipped: str | None = None
         self.tried: tuple[Tried, ...] = ()
         self._refused: dict[int, str] = {}

@@ -12,13 +12,13 @@ import torch
 from fedalign.aggregation.aggregator import Aggregator, WeightedMean
 from fedalign.aggregation.update_steps import ClientStep, ServerStep, UpdateContext, sent_model
 from fedalign.data.federation import Federation
-from fedalign.errors import DivergedError
+from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import Present, Request, Result, RoundDone, Run, Snapshot, WhoIsThere
 from fedalign.protocol.records import RoundRecord
 from fedalign.simulation.engine.jobs import Trained, TrainJob
 from fedalign.simulation.scaffold import Controls
 from fedalign.training.optimizer import LocalOptimizer
-from fedalign.training.participation import Full, Participation
+from fedalign.training.participation import Full, Participation, Presence
 
 
 @dataclass
@@ -58,7 +58,14 @@ class LiveRun:
         roster = self.federation.roster
         draw = self.participation.draw if request.purpose == "train" else self.participation.draw_evaluators
         drawn = draw(request.round, roster, self.seed)
-        return None if drawn is None else Present(roster, drawn.reachable, drawn.draws)
+        if drawn is None:
+            return None
+        if not isinstance(drawn, Presence) or len(drawn.reachable) != len(roster):
+            name = type(self.participation).__name__
+            raise FedalignError(
+                f"{name} must return a fedalign.Presence with an entry for each of {len(roster)} clients"
+            )
+        return Present(roster, tuple(bool(here) for here in drawn.reachable), drawn.draws)
 
     def job(self, k: int, model: torch.Tensor | None = None) -> TrainJob:
         """Describe client k's local work in this round, from the model it received or from its own."""
@@ -83,7 +90,7 @@ class LiveRun:
         assert self.received is not None
         context = UpdateContext(self.seed, self.round, k)
         model = sent_model(trained.model, self.received, self.client_steps, context, self.trainable)
-        return replace(trained, model=model)
+        return replace(trained, model=model, finite=torch.isfinite(model).all())
 
     def update(self, k: int) -> torch.Tensor:
         """Return the trainable part of an update that was kept."""

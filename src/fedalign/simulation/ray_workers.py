@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedalign.callbacks import close_all, notify_error, notify_round
+from fedalign.callbacks import close_all, notify_end, notify_error, notify_round
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import RoundDone
 from fedalign.settings import user_modules
@@ -74,10 +74,10 @@ class RaySimulation:
         for share in self._shares:
             specs = [self._specs[i] for i in share]
             streams[work.remote(specs, self._model, self._options, self._needs["num_cpus"])] = share
-        for info, callbacks in zip(self._infos, self._callbacks, strict=True):
-            for callback in callbacks:
-                callback.on_start(info)
         try:
+            for info, callbacks in zip(self._infos, self._callbacks, strict=True):
+                for callback in callbacks:
+                    callback.on_start(info)
             while streams:
                 ready, _ = ray.wait(list(streams), num_returns=1)
                 for stream in ready:
@@ -96,6 +96,7 @@ class RaySimulation:
                         self._results |= dict(zip(share, content, strict=True))
                     else:
                         yield [(share[place], self._notify(share[place], event)) for place, event in content]
+            notify_end(zip(self._callbacks, self.results(), strict=True))
         finally:
             for stream in streams:
                 ray.cancel(stream, force=True)
@@ -108,12 +109,8 @@ class RaySimulation:
         return notify_round(self._callbacks[run], event, self._here.module)
 
     def results(self) -> list[SimulationResult]:
-        """Return what the runs came to, after the last round, and tell the callbacks."""
-        found = [self._results[i] for i in range(len(self._specs))]
-        for result, callbacks in zip(found, self._callbacks, strict=True):
-            for callback in callbacks:
-                callback.on_end(result)
-        return found
+        """Return what the runs came to, after the last round."""
+        return [self._results[i] for i in range(len(self._specs))]
 
 
 def _for_worker(spec: RunSpec) -> RunSpec:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fedalign.callbacks import close_all, notify_error, notify_round
+from fedalign.callbacks import close_all, notify_end, notify_error, notify_round
 from fedalign.errors import DivergedError, FedalignError, nearest
 from fedalign.protocol.messages import RoundDone, Snapshot
 from fedalign.protocol.plan import Plan
@@ -83,6 +83,7 @@ class Simulation:
             self._engine = ReferenceEngine(self._template, loss, data, accuracy=accuracy)
         else:
             raise FedalignError(f"unknown engine {engine!r}; {nearest(str(engine), ['batched', 'reference'])}")
+        self._results: list[SimulationResult] = []
         self._runs = [
             _live(spec, plan, model, self.layout, self.device) for spec, plan in zip(specs, plans, strict=True)
         ]
@@ -93,12 +94,14 @@ class Simulation:
         Callbacks have heard of a round when it is given.
         """
         with matmul_precision(self._tf32):
-            for spec in self._specs:
-                for callback in spec.callbacks:
-                    callback.on_start(spec.info)
             try:
+                for spec in self._specs:
+                    for callback in spec.callbacks:
+                        callback.on_start(spec.info)
                 for events in Driver(self._engine, self._runs).drive():
                     yield [(index, self._notify(index, event)) for index, event in events]
+                self._results = self._finish()
+                notify_end((spec.callbacks, result) for spec, result in zip(self._specs, self._results, strict=True))
             finally:
                 close_all([callback for spec in self._specs for callback in spec.callbacks])
 
@@ -123,19 +126,17 @@ class Simulation:
         return module.eval()
 
     def results(self) -> list[SimulationResult]:
-        """Return what the runs came to, after the last round, and tell the callbacks."""
-        with matmul_precision(self._tf32):
-            measured = self._client_measures()
+        """Return what the runs came to, after the last round."""
+        return self._results
+
+    def _finish(self) -> list[SimulationResult]:
         found = []
-        for spec, run, clients in zip(self._specs, self._runs, measured, strict=True):
+        for run, clients in zip(self._runs, self._client_measures(), strict=True):
             history = History(run.records)
             if run.error is not None or run.result is None:
-                result = SimulationResult(None, history, run.error)
+                found.append(SimulationResult(None, history, run.error))
             else:
-                result = SimulationResult(self.module(run.result.model), history, None, clients)
-            for callback in spec.callbacks:
-                callback.on_end(result)
-            found.append(result)
+                found.append(SimulationResult(self.module(run.result.model), history, None, clients))
         return found
 
     def _client_measures(self) -> list[tuple[Measure | None, ...]]:

@@ -63,7 +63,8 @@ class ServerModel:
 def _step(server: ServerOptimizer, model: Model, mean: Model, memory: Memory) -> tuple[Model, Memory]:
     """Take an optimiser's step. One that was written for version 0.1 keeps a tuple, whose places become names."""
     old = bool(memory) and all(name.isdigit() for name in memory)
-    new, kept = server.step(model, mean, tuple(memory.values()) if old else memory)  # type: ignore[arg-type]
+    places = tuple(memory[name] for name in sorted(memory, key=int)) if old else ()
+    new, kept = server.step(model, mean, places if old else memory)  # type: ignore[arg-type]
     if isinstance(kept, tuple | list):
         name = type(server).__name__
         warnings.warn(
