@@ -49,4 +49,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(options)}" if options else "there is none to set"

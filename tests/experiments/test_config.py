@@ -339,3 +339,56 @@ def test_flowers_settings_name_the_same_things(project, monkeypatch):
     ):
         with pytest.raises(fa.FedalignError, match=message):
             Settings.read({**config, **change})
+
+
+BROKEN = """
+import torch
+import fedalign as fa
+
+class Rule(fa.Everyone):
+    def select(self, offers, broadcast):
+        return 1 / 0
+
+class Tracker(fa.Callback):
+    def on_round(self, record, model):
+        raise OSError("no disk")
+
+class Aggregate(fa.Aggregator):
+    def combine(self, models, shares):
+        return models.mean(0)[:3]
+
+class NotANumber(fa.Aggregator):
+    def combine(self, models, shares):
+        return models.mean(0) * float("nan")
+
+class Step(fa.ClientStep):
+    def apply(self, update, context):
+        return update.norm()
+
+def lazy():
+    return torch.nn.LazyLinear(10)
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("arm.own.rule=broken:Rule", "your own code failed: ZeroDivisionError: division by zero (broken.py, line 7)"),
+        ('trackers=["broken:Tracker"]', "your own code failed: OSError: no disk (broken.py, line 11)"),
+        ("aggregator=broken:Aggregate", "Aggregate.combine must return (610,) of torch.float32, not (3,)"),
+        ("aggregator=broken:NotANumber", "NotANumber.combine returned numbers that are not finite"),
+        ('client_steps=["broken:Step"]', "Step.apply must return a tensor of (610,), not ()"),
+        ("model=broken:lazy", "the model has lazy layers"),
+    ],
+)
+def test_users_code_that_fails_is_told_in_one_sentence(tmp_path, capsys, setting, words, monkeypatch):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    run = ["run", "synth-low", "--seeds", "1", "--rounds", "2", "--set", "warmup=0", "--out", "out", "--quiet"]
+    arms = "own" if setting.startswith("arm.") else "all"
+    assert cli.main([*run, "--arms", arms, "--set", setting]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert "Traceback" not in told
+    # Nothing had finished, so the mended command may use the same folder.
+    assert cli.main([*run, "--arms", "priority"]) == 0

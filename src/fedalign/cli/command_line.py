@@ -11,6 +11,7 @@ from fedalign.cli import data, flower, overview, paper, report, run, theory
 from fedalign.cli.notices import error_console
 from fedalign.cli.options import BAD_INPUT, INTERRUPTED, Parser
 from fedalign.errors import FedalignError
+from fedalign.settings import user_modules
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,17 +25,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except BrokenPipeError:
         return BAD_INPUT  # the reader of our output has exited, so no message would arrive
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        error_console().print(
-            f"[bold red]fedalign:[/] {escape(f'{where}{error.strerror or error}')}; finished rounds are kept"
-        )
-        return BAD_INPUT
     except KeyboardInterrupt:
         error_console().print(
             "[bold yellow]fedalign:[/] interrupted; finished rounds are kept; add --resume to continue"
         )
         return INTERRUPTED
+    except Exception as error:
+        words = user_modules.blame(error)
+        if words is not None:
+            words = f"your own code failed: {words}"
+        elif isinstance(error, OSError):
+            words = f"{error.filename}: " if error.filename else ""
+            words += error.strerror or str(error)
+        else:
+            raise
+        error_console().print(f"[bold red]fedalign:[/] {escape(words)}; finished rounds are kept")
+        return BAD_INPUT
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,6 +25,7 @@ from fedalign.rules.auto import AutoAlign
 from fedalign.rules.baselines import Alone
 from fedalign.simulation.device import resolve_device
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.model_checks import check_repeatable
 from fedalign.simulation.ray_workers import RaySimulation
 from fedalign.simulation.simulation import Simulation
 from fedalign.simulation.spec import RunSpec, initial_module
@@ -82,7 +83,7 @@ def prepare(
     notes: list[str] = []
     if resume:
         notes += _check_same(experiment, folder, chosen)
-    elif folder.is_dir() and (folder / "config.toml").exists():
+    elif folder.is_dir() and (folder / "config.toml").exists() and _has_rounds(folder):
         held = _read_settings(folder).get("name", "another experiment")
         raise FedalignError(f"{folder} already holds a run of {held!r}; go on with --resume, or choose another --out")
     elif folder.exists() and not folder.is_dir():
@@ -159,9 +160,16 @@ def execute(prepared: Prepared) -> Outcome:
     return Outcome(summary, histories, diverged)
 
 
+def _has_rounds(folder: Path) -> bool:
+    """Say whether some run in a folder has finished a round; else there is nothing to lose in it."""
+    return any(path.stat().st_size for path in folder.glob("*/seed-*/rounds.jsonl"))
+
+
 def _recorders(experiment: Experiment, specs: Sequence[RunSpec], stores: Sequence[RunStore]) -> list[Recorder]:
     """Make the callbacks that write runs; checkpoints are rarer where the models are very large."""
-    layout = Layout(initial_module(experiment.model, 0))
+    module = initial_module(experiment.model, 0)
+    check_repeatable(module)
+    layout = Layout(module)
     size = layout.size * torch.empty(0, dtype=layout.dtype).element_size()
     every = max(1, -(-sum(_models_kept(spec) for spec in specs) * size // _BYTES_A_ROUND))
     return [Recorder(store, spec.federation, spec.rounds, every) for spec, store in zip(specs, stores, strict=True)]

@@ -73,6 +73,8 @@ class Registry:
         if not isinstance(spec, Mapping):
             raise FedalignError(f"{section} must be a section [{section}] or a text, not {spec!r}")
         where, text = f"{section}.{key}", spec.get(key)
+        if text is None:
+            raise FedalignError(f"{where} is missing; known: {', '.join(sorted(self.entries))}")
         if not isinstance(text, str):
             raise FedalignError(f"{where} is {text!r}; {nearest(str(text), self.entries)}")
         name, options = parse(text)

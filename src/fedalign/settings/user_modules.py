@@ -19,6 +19,7 @@ from typing import Any
 from fedalign.errors import FedalignError, nearest
 
 _loaded: dict[Path, dict[str, ModuleType]] = {}  # by the file that was loaded: the module and its submodules
+_named: set[str] = set()  # users' modules that settings have named
 _appended: set[Path] = set()  # folders that this module put on sys.path
 
 
@@ -37,6 +38,8 @@ def find(reference: str, folder: Path | None = None) -> Any:
     if not colon or not all(part.isidentifier() for part in name.split(".")) or not attribute.isidentifier():
         raise FedalignError(f"{reference!r} is not of the form package.module:Name")
     module = _module(name, folder)
+    if name.partition(".")[0] != "fedalign":
+        _named.add(name)
     try:
         return getattr(module, attribute)
     except AttributeError as error:
@@ -150,6 +153,15 @@ def _place(module: ModuleType) -> str:
 def _failure(name: str, beside: Path | None, error: BaseException) -> FedalignError:
     """Say in one sentence what went wrong in a user's module, and where."""
     return FedalignError(f"cannot import {name!r}: {in_words(error, beside)}")
+
+
+def blame(error: BaseException) -> str | None:
+    """Describe an exception that came through a module that settings name; None: it is not the user's code."""
+    files = {path for path in (_file(sys.modules.get(name)) for name in _named) if path is not None}
+    files |= {path for path in map(_file, loaded()) if path is not None}
+    frames = [Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__)]
+    own = [path for path in frames if path in files]
+    return in_words(error, own[-1]) if own else None
 
 
 def in_words(error: BaseException, path: Path | None = None) -> str:
