@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import first_models
-from conftest import blobs
+from conftest import blobs, federation, linear
 from torch import nn
 
 import fedalign as fa
@@ -163,3 +163,17 @@ def test_a_step_of_ones_own():
 def test_steps_are_checked(make, message):
     with pytest.raises(fa.FedalignError, match=message):
         make()
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "median"])
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_what_is_sent_is_checked_not_what_was_trained(factor, aggregator):
+    class Spoil(fa.ClientStep):
+        def apply(self, update, context):
+            return update * factor if context.client == 4 else update
+
+    run = fa.simulate(
+        federation(), linear, fa.Everyone(), 2, 0, device="cpu", client_steps=[Spoil()], aggregator=aggregator
+    )
+    assert [r.clients[4].decision for r in run.history.rounds] == ["refused", "refused"]
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
