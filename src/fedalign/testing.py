@@ -51,7 +51,8 @@ class MadeUpClients:
     """Answers an algorithm's requests with numbers of your choice. Subclass it where numbers are not enough.
 
     ``losses`` and ``trained`` hold each client's loss, the same for every model, and the model that it sends.
-    ``cosines`` is for rules that need updates. Clients in ``lost`` never answer; updates of those in ``refused`` fail the server's checks.
+    ``cosines`` is for rules that need updates. Clients in ``lost`` never answer; updates of those in
+    ``refused`` fail the server's checks.
     """
 
     def __init__(

@@ -57,7 +57,8 @@ def choose(
 ) -> Generator[Request, Any, Choice]:  # fmt: skip
     """Aggregate the candidates and let the evaluators measure what they would be served.
 
-    A single candidate is taken without measuring. What they measure is the model ``before`` the round, moved by the aggregate as the server does.
+    A single candidate is taken without measuring. What they measure is the model ``before`` the round, moved by the
+    aggregate as the server does.
     """
     while True:
         asked = _mixes(rule, sent, offers, log)

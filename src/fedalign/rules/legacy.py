@@ -47,7 +47,8 @@ def check(rule: Rule) -> None:
         )
     if type(rule).select is Rule.select and not any(hasattr(rule, name) for name in _OLD):
         raise FedalignError(
-            f"{type(rule).__name__} defines no select(offers, broadcast); define it to say which clients the server admits"
+            f"{type(rule).__name__} defines no select(offers, broadcast); "
+            "define it to say which clients the server admits"
         )
 
 

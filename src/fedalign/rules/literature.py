@@ -32,7 +32,8 @@ class GradientAlign(_ComparesUpdates):
 
     After Wu and Wang, "Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data" (2022,
     arXiv:2105.07066). The paper keeps nodes whose gradient has a positive inner product with the global one. Here the
-    reference is the priority clients' mean, and the threshold can be set. An update of length 0 points nowhere and stays out.
+    reference is the priority clients' mean, and the threshold can be set. An update of length 0 points nowhere
+    and stays out.
 
     >>> rule, F = GradientAlign(0.1), Broadcast(round=0, loss=1.0)
     >>> from fedalign import Similarity

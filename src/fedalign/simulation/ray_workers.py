@@ -1,6 +1,7 @@
 """Runs spread over GPUs or machines with Ray.
 
-Each worker simulates some of the runs together, as one machine would simulate all of them. A client's bits on a CPU don't depend on its neighbours, so the results are those of a local run.
+Each worker simulates some of the runs together, as one machine would simulate all of them. A client's bits on a
+CPU don't depend on its neighbours, so the results are those of a local run.
 """
 
 from __future__ import annotations

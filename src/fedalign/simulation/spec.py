@@ -78,7 +78,8 @@ def plan_of(spec: RunSpec) -> Plan:
     several = isinstance(rule, AutoAlign) and not rule.is_fedalign
     if spec.local.scaffold and (rule.needs_updates or several):
         raise FedalignError(
-            f"SCAFFOLD cannot be combined with {type(rule).__name__}, which does not fix in advance whose updates are used"
+            f"SCAFFOLD cannot be combined with {type(rule).__name__}, "
+            "which does not fix in advance whose updates are used"
         )
     return Plan(
         rule=rule,
