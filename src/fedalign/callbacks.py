@@ -1,4 +1,4 @@
-"""Callbacks: code that hears of every round of a run. The store, progress, theory and trackers are callbacks."""
+"""Callbacks: code that is notified of every round of a run. The store, progress, theory and trackers are callbacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunInfo:
 
 
 class Callback:
-    """Hears of a run's rounds. Subclass it and override what you need; every method does nothing by itself.
+    """Is notified of a run's rounds. Subclass it and override what you need; every method does nothing by default.
 
     One object serves one run.
 
@@ -42,7 +42,7 @@ class Callback:
     ...         self.seen.append(record.test_accuracy)
     """
 
-    needs_model: bool = True  #: False: :meth:`on_round` is given None, which spares building a module
+    needs_model: bool = True  #: False: :meth:`on_round` is given None, which avoids building a module
     changes_records: bool = False  #: True: :meth:`on_round` returns records with values added
 
     def on_start(self, run: RunInfo) -> None:
@@ -72,7 +72,7 @@ Modules = Callable[[Any], Any]  # from the flat model of a RoundDone to an nn.Mo
 
 
 def notify_round(callbacks: Sequence[Callback], done: RoundDone, modules: Modules) -> RoundDone:
-    """Tell callbacks of a round; return it with the record as they left it."""
+    """Tell callbacks of a round; return it with the record as the callbacks changed it."""
     module: nn.Module | list[nn.Module] | None = None
     for callback in callbacks:
         if callback.needs_model and module is None:

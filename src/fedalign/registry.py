@@ -149,7 +149,7 @@ SERVER_STEPS = Registry(
     {
         "length-bound": (
             "fedalign.aggregation.length_bound:LengthBound",
-            "refuse a free client's update of more than `times` the longest priority update",
+            "refuse a free client's update that is more than `times` times as long as the longest priority one",
         )
     },
     ("fedalign:ServerStep",),

@@ -50,8 +50,9 @@ from fedalign.training.participation import Full, Participation
 class MadeUpClients:
     """Answers an algorithm's requests with numbers of your choice. Subclass it where numbers are not enough.
 
-    ``losses`` and ``trained`` hold each client's loss of any model and the model that it sends. ``cosines`` is for
-    rules that need updates. Clients in ``lost`` never answer; updates of those in ``refused`` fail the server's checks.
+    ``losses`` and ``trained`` hold each client's loss, the same for every model, and the model that it sends.
+    ``cosines`` is for rules that need updates. Clients in ``lost`` never answer; updates of those in
+    ``refused`` fail the server's checks.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class MadeUpClients:
         return None if client in self._lost else Measure(self._losses[client], 0.5, 5)
 
     def train(self, model: Model, client: int) -> Model:
-        """Return what a client makes of a model."""
+        """Return the model that a client sends after training."""
         return self._trained[client]
 
     def reply(self, request: Invite, client: int) -> Reply:
@@ -145,7 +146,7 @@ class Played:
 
     @property
     def rounds(self) -> list[RoundDone]:
-        """The end of every round."""
+        """The RoundDone request of every round."""
         return [request for request in self.requests if isinstance(request, RoundDone)]
 
 

@@ -100,7 +100,7 @@ def test_the_text_notation(text, expected):
     ],
 )
 def test_a_text_that_is_no_name_with_options(text):
-    with pytest.raises(fa.FedalignError, match=r"is not a name|cannot read the options"):
+    with pytest.raises(fa.FedalignError, match=r"is neither a name nor|cannot read the options"):
         parse(text)
 
 

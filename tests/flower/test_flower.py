@@ -403,7 +403,7 @@ def test_a_key_has_one_fingerprint_however_it_is_written(tmp_path, capsys):
     assert "site-3" in capsys.readouterr().out
     (tmp_path / "bad.pub").write_text("hello")
     assert main([*add, str(tmp_path / "bad.pub")]) == 2
-    assert "no public key" in capsys.readouterr().err
+    assert "not a public key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fedalign.protocol.messages import Mix
 
 
 class Accumulator(Protocol):
-    """Takes clients' models one after another and combines them in the end."""
+    """Takes clients' models one after another and combines them at the end."""
 
     def add(self, model: torch.Tensor, share: float) -> None:
         """Take one client's flat model and its share of the aggregate."""
@@ -27,7 +27,7 @@ class Accumulator(Protocol):
 class Aggregator(abc.ABC):
     """Combines clients' models into one. Subclass it and define :meth:`combine`.
 
-    An aggregator that can add models up as they come overrides :meth:`start` as well, and sets ``streams``; then a
+    An aggregator that can sum models as they arrive overrides :meth:`start` as well, and sets ``streams``; then a
     driver never holds all of them.
 
     >>> class Largest(Aggregator):
@@ -40,7 +40,7 @@ class Aggregator(abc.ABC):
     tensor([2., 5.])
     """
 
-    streams: bool = False  #: True: models are added up as they come
+    streams: bool = False  #: True: models are summed as they arrive
 
     @abc.abstractmethod
     def combine(self, models: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ class WeightedMean(Aggregator):
 
 
 class _Sum:
-    """Adds models up as they come."""
+    """Sums models as they arrive."""
 
     def __init__(self) -> None:
         self._total: torch.Tensor | None = None

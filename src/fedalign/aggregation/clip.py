@@ -1,4 +1,4 @@
-"""Clipping an update on the client."""
+"""A client step that clips updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusing long updates on the server."""
+"""A server step that refuses long updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedalign.errors import FedalignError
 
 @dataclass(frozen=True)
 class LengthBound(ServerStep):
-    """Refuse a free client's update that is more than ``times`` as long as the longest priority client's.
+    """Refuse a free client's update that is more than ``times`` times as long as the longest priority client's.
 
     >>> LengthBound(10).refuses(50.0, [1.0, 2.0])
     'its update is 25 times as long as the longest of the priority clients'

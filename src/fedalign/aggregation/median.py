@@ -10,7 +10,7 @@ from fedalign.aggregation.aggregator import Aggregator
 class CoordinateMedian(Aggregator):
     """The median of every coordinate over the clients, whatever their shares.
 
-    Less than half of the clients cannot move a coordinate beyond the others' values. It holds all updates of a round.
+    Fewer than half of the clients cannot move a coordinate beyond the others' values. It holds all updates of a round.
 
     >>> CoordinateMedian().combine(torch.tensor([[1.0], [2.0], [1000.0], [4.0]]), torch.full((4,), 0.25))
     tensor([3.])

@@ -38,7 +38,7 @@ class ClientStep(abc.ABC):
 class ServerStep(abc.ABC):
     """A step on the server, on every free client's update before it is aggregated. Define :meth:`refuses`.
 
-    Lengths are Euclidean, of the trainable part of ``w_k − w``. The priority clients' own are the yardstick.
+    Lengths are Euclidean, of the trainable part of ``w_k − w``. The priority clients' lengths are the reference.
     """
 
     @abc.abstractmethod

@@ -47,7 +47,9 @@ def resolve_arm(name: str, table: Any, folder: Path | None = None) -> dict[str, 
     """
     section = f"arm.{name}"
     if not NAME.fullmatch(name):
-        raise FedalignError(f"arm name {name!r} may hold letters, digits, '.', '-' and '_' alone: it names a folder")
+        raise FedalignError(
+            f"arm name {name!r} may contain only letters, digits, '.', '-' and '_', because it names a folder"
+        )
     if isinstance(table, str):
         table = {"rule": table}
     if not isinstance(table, Mapping):
@@ -81,7 +83,9 @@ def resolve_rule(
 def _unknown(section: str, key: str, rule: str, known: Mapping[str, Any]) -> FedalignError:
     having = [name for name in RULES.entries if key in rule_options(name)]
     if having:
-        return FedalignError(f"{section}.{key} is of the rule {' or '.join(having)}; {rule} has none")
+        return FedalignError(
+            f"{section}.{key} is an option of the rule {' or '.join(having)}; {rule} has no such option"
+        )
     return FedalignError(f"unknown key {section}.{key}; {nearest(key, known)}")
 
 

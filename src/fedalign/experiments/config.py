@@ -43,7 +43,9 @@ def _at_least_one(instance: Any, attribute: attrs.Attribute[int], value: int) ->
 
 def _names_a_folder(instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
     if not NAME.fullmatch(value):
-        raise FedalignError(f"name {value!r} may hold letters, digits, '.', '-' and '_' alone: it names a folder")
+        raise FedalignError(
+            f"name {value!r} may contain only letters, digits, '.', '-' and '_', because it names a folder"
+        )
 
 
 def _each_once(instance: Any, attribute: attrs.Attribute[list[str]], value: list[str]) -> None:

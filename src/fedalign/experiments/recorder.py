@@ -42,7 +42,7 @@ class Recorder(Callback):
         self._store.mark_diverged(error)
 
     def on_end(self, result: SimulationResult) -> None:
-        """Write the final weights, and how they do on every client's test data."""
+        """Write the final weights, and the final model's accuracy and loss on every client's test data."""
         if result.error is not None:
             return
         if self._federation is not None:

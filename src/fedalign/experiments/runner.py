@@ -85,7 +85,9 @@ def prepare(
         notes += _check_same(experiment, folder, chosen)
     elif folder.is_dir() and (folder / "config.toml").exists() and _has_rounds(folder):
         held = _read_settings(folder).get("name", "another experiment")
-        raise FedalignError(f"{folder} already holds a run of {held!r}; go on with --resume, or choose another --out")
+        raise FedalignError(
+            f"{folder} already holds a run of {held!r}; continue it with --resume, or choose another --out"
+        )
     elif folder.exists() and not folder.is_dir():
         raise FedalignError(f"{folder} is a file; --out must name a folder")
     runs = experiment.specs()
@@ -216,7 +218,7 @@ def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> l
         shown = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)
         raise FedalignError(f"{folder} was run with other settings, so it cannot be resumed with these: {shown}")
     if old.get("device") != new.get("device"):
-        return [f"the run began on {old.get('device')} and goes on on {new.get('device')}: the last bits may differ"]
+        return [f"the run began on {old.get('device')} and continues on {new.get('device')}: the last bits may differ"]
     return []
 
 

@@ -162,11 +162,11 @@ class RunStore:
         fresh.replace(self.model)
 
     def save_clients(self, clients: Sequence[dict[str, Any]]) -> None:
-        """Write how the final model does on every client's own test data."""
+        """Write the final model's accuracy and loss on every client's own test data."""
         write_atomically(self._clients, json.dumps(list(clients), indent=1, allow_nan=False) + "\n")
 
     def clients(self) -> list[dict[str, Any]]:
-        """Read how the final model does on every client's own test data; nothing if that wasn't written."""
+        """Read the final model's accuracy and loss on every client's own test data; nothing if that wasn't written."""
         if not self._clients.exists():
             return []
         try:
@@ -191,7 +191,7 @@ class RunStore:
         with self.log.open("rb") as log:
             before = log.read(offset)
         if len(before) < offset or hashlib.sha256(before).hexdigest() != info["log"]:
-            raise ValueError(f"{self.log.name} isn't as it was then")
+            raise ValueError(f"{self.log.name} has changed since")
         last = RoundRecord.from_json(before.splitlines()[-1]) if before else None
         return Checkpoint(Snapshot(rounds, tensors, json.loads(info["values"])), offset, last, path)
 

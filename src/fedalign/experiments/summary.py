@@ -14,9 +14,9 @@ def summarise(
 ) -> dict[str, Any]:
     """Summarise every arm. A final figure is the mean of the last 10 rounds; a diverged seed has none.
 
-    ``std`` is the sample standard deviation over seeds; ``admitted_mean`` is the mean number of admitted free clients
-    over all rounds and seeds; ``models_up``, ``models_down`` and ``samples`` (trained on, passes included) are a run's
-    totals, averaged over seeds; ``alone`` marks arms without a shared model.
+    ``std`` is the sample standard deviation over seeds. ``admitted_mean`` is the mean number of admitted free clients
+    over all rounds and seeds. ``models_up``, ``models_down`` and ``samples`` (trained on, passes included) are a run's
+    totals, averaged over seeds. ``alone`` marks arms without a shared model.
     """
     arms = {}
     for arm, runs in histories.items():

@@ -129,6 +129,6 @@ def fingerprint(key: bytes) -> str:
     try:
         loaded = load(key)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise FedalignError(f"this is no public key: {key[:40]!r}") from error
+        raise FedalignError(f"this is not a public key: {key[:40]!r}") from error
     plain = loaded.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(plain).hexdigest()

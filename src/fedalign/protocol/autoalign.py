@@ -1,8 +1,8 @@
 """AutoALIGN: FedALIGN's rounds, with ε chosen by the priority clients in every round.
 
 A round begins as FedALIGN's does. Then the server aggregates several candidate sets of free clients, the priority
-clients measure them on held-out data, and the best one is the **served model**. The next round trains on from the
-**training model**, an aggregate over more clients. FedAvg on the priority clients goes on beside, as the
+clients measure them on held-out data, and the best one is the **served model**. The next round starts from the
+**training model**, an aggregate over more clients. FedAvg on the priority clients is also trained, as the
 **priority-only model**; it is served while the choices are worse (``fallback.py``).
 """
 
@@ -39,12 +39,13 @@ from fedalign.rules.auto import AutoAlign
 from fedalign.rules.rule import Broadcast
 from fedalign.training.server import ServerModel
 
+# Kept from version 0.1: users script against reasons.
 _EXCLUDED = "set aside: smoothed over rounds, the priority clients are better off alone"
 
 
 @dataclass(frozen=True)
 class AutoState:
-    """What a round of AutoALIGN leaves to the next. ``separate``: the training model is not the served one."""
+    """What a round of AutoALIGN passes to the next. ``separate``: the training model is not the served one."""
 
     served: Model
     training: ServerModel
@@ -53,7 +54,7 @@ class AutoState:
     fallback: Fallback = field(default_factory=Fallback)
 
     def snapshot(self, round: int, theta: float) -> Snapshot:
-        """Name everything that a later session needs."""
+        """Return the state as named tensors and values, for a resume."""
         training = self.training.named("training")
         if not self.separate:
             del training["training"]
@@ -91,7 +92,7 @@ def autoalign(plan: Plan, snapshot: Snapshot) -> Run:
 
 
 def autoalign_round(plan: Plan, t: int, state: AutoState, log: RoundLog) -> Generator[Request, Any, AutoState]:
-    """Run round t. If training diverges, begin again from the priority-only model: free clients led it astray."""
+    """Run round t. If training diverges, begin again from the priority-only model: free clients caused it."""
     log.present = yield WhoIsThere(t)
     try:
         return (yield from _attempt(plan, t, state, log))

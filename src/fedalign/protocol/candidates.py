@@ -31,7 +31,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """The options of a round by number: the one to serve, the one to train on, the one of priority clients alone."""
+    """The options of a round by index: the one to serve, the one to train on, the one of priority clients alone."""
 
     options: Mapping[int, Option]
     served: int
@@ -55,9 +55,10 @@ def choose(
     plan: Plan, rule: AutoAlign, sent: Broadcast, offers: Offers, evaluators: Sequence[int], before: ServerModel,
     log: RoundLog,
 ) -> Generator[Request, Any, Choice]:  # fmt: skip
-    """Aggregate the candidates and let the evaluators measure what they would be served; of one candidate, take it.
+    """Aggregate the candidates and let the evaluators measure what they would be served.
 
-    What they measure is the model ``before`` the round, moved by the aggregate as the server does.
+    A single candidate is taken without measuring. What they measure is the model ``before`` the round, moved by the
+    aggregate as the server does.
     """
     while True:
         asked = _mixes(rule, sent, offers, log)
@@ -72,7 +73,7 @@ def choose(
         models = [before.step(mean, plan.server).weights for mean in aggregated.models[: len(candidates)]]
         answers = yield Evaluate(tuple((model, tuple(evaluators)) for model in models), plan.evaluate_on)
         log.sent_down(len(models) * len(evaluators))
-        # An evaluator that was lost on the way must not favour one candidate: those that measured all count.
+        # An evaluator that stopped answering must not favour one candidate: those that measured all count.
         complete = [k for k in evaluators if all(k in of_model for of_model in answers)]
         measures = [{k: of_model[k] for k in complete} for of_model in answers]
         best, log.tried = _best(rule, log.roster, candidates, measures)

@@ -2,7 +2,7 @@
 
 In every round the choice is no worse on held-out data than the priority clients' own aggregate of that round. That is
 no promise for the run: free clients may lower this round's loss and undo what later rounds would have built on. So
-FedAvg on the priority clients is trained beside, and both models are measured on their held-out data. While the choice
+FedAvg on the priority clients is trained as well, and both models are measured on their held-out data. While the choice
 is worse (accuracy, smoothed over some ten rounds; without classes, loss), the priority-only model is served.
 """
 
@@ -41,6 +41,6 @@ def assess(
     if accuracy is not None and own_accuracy is not None:
         now = own_accuracy - accuracy
     else:
-        now = (loss - own_loss) / max(abs(loss), abs(own_loss), 1e-12)  # of the larger one: at most 1 either way
+        now = (loss - own_loss) / max(abs(loss), abs(own_loss), 1e-12)  # of the larger one: between −1 and 1
     deficit = (1 - SMOOTHING) * before.deficit + SMOOTHING * now
     return Fallback(True, own_loss, own_accuracy, deficit, deficit > MARGIN)

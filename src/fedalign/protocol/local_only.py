@@ -1,4 +1,4 @@
-"""Local-only training: every client trains its own model, with no server. It is what a client has without us."""
+"""Local-only training: every client trains its own model, with no server. It is the baseline without a federation."""
 
 from __future__ import annotations
 

@@ -99,7 +99,10 @@ class Compare:
 
 @dataclass(frozen=True)
 class Compared:
-    """How each update lies to the reference. ``refused`` updates failed the server's checks; the reasons say why."""
+    """How each update compares with the reference.
+
+    ``refused`` updates failed the server's checks; the reasons say why.
+    """
 
     similarities: Mapping[int, Similarity]
     refused: Mapping[int, str] = field(default_factory=dict)
@@ -107,7 +110,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class Mix:
-    """The shares of clients in an aggregate, which sum to 1; ``step`` multiplies a client's update before."""
+    """The shares of clients in an aggregate, which sum to 1.
+
+    ``step`` multiplies a client's update before aggregation.
+    """
 
     shares: Mapping[int, float]
     step: Mapping[int, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The settings that an algorithm's decisions depend on."""
+"""The plan of a run, and the conversion of a warm-up to rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Plan:
 
     rule: Rule
     rounds: int
-    warmup: int = 0  #: in the first so many rounds only priority clients take part
+    warmup: int = 0  #: number of first rounds in which only priority clients take part
     match_on: Split = "heldout"  #: the data that F and F_k are measured on
     evaluate_on: Split = "heldout"  #: the data that the priority clients choose candidates by
     has_test: bool = True

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 #: trained: a priority client took part (or, in the `local` arm, any client trained alone); admitted: a free client's
 #: update entered the aggregate; base: it entered the model that the next round starts from, and not the one that is
-#: served (AutoALIGN); declined: it didn't offer; refused: it offered, the server said no; lost: no answer came;
-#: absent: it wasn't there or wasn't invited.
+#: served (AutoALIGN); declined: it didn't offer; refused: it offered, and the server refused it; lost: no answer came;
+#: absent: it was not reachable or not invited.
 Decision = Literal["trained", "admitted", "base", "declined", "refused", "lost", "absent"]
 
 
@@ -51,10 +51,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Fallback:
-    """How FedAvg on the priority clients, kept beside a rule's choices, stands after a round.
+    """State of the priority-only fallback model after a round.
 
     ``apart``: it is a model of its own, with ``loss`` and ``accuracy`` on held-out data. ``deficit``: by how much the
-    choices are behind it, smoothed. ``behind``: that is too much, and it is what the priority clients are served.
+    rule's choices are behind it, smoothed. ``behind``: the deficit is too large, so the priority clients are served
+    the fallback model.
     """
 
     apart: bool = False
@@ -68,14 +69,19 @@ class Fallback:
 class RoundRecord:
     """One round.
 
-    ``global_*`` are F(w) and its accuracy for the model that was broadcast; ``test_*`` and ``train_loss`` (the priority
-    clients' loss on their training data) are of the aggregate. ``skipped`` says why nothing was aggregated, if so.
-    ``models_down`` and ``models_up`` count models sent to and by clients, ``samples`` the samples that clients trained
-    on, passes included. ``tried`` are the candidates of a rule that lets the priority clients choose, ``fallback`` is
-    their way back from such choices. ``base``: the next round starts from another model than the one that this round
-    serves, which scores and weights are about. ``inclusion`` is the theory's factor ``1/(1 + Σ p_k I_k)``, the priority
-    clients' part of what the next round starts from, and ``theta`` its mean over the rounds so far; ``objective`` (F
-    with its regulariser, of the aggregate) and ``rho`` are there where the theory's assumptions hold (docs/theory.md).
+    ``global_*``: F(w) and its accuracy for the model that was broadcast.
+    ``test_*`` and ``train_loss``: measures of the aggregate; ``train_loss`` is on the priority clients' training data.
+    ``skipped``: why nothing was aggregated, or None.
+    ``models_down`` and ``models_up``: number of models sent to and by clients.
+    ``samples``: number of samples that clients trained on, passes included.
+    ``tried``: the candidates of a rule that lets the priority clients choose.
+    ``fallback``: state of the priority-only model.
+    ``base``: whether the next round starts from another model than the one that this round serves, which scores and
+    weights are about.
+    ``inclusion``: the theory's factor ``1/(1 + Σ p_k I_k)``, the priority clients' part of what the next round starts
+    from; ``theta``: its mean over the rounds so far.
+    ``objective`` (F with its regulariser, of the aggregate) and ``rho``: given where the theory's assumptions hold
+    (docs/theory.md).
     """
 
     round: int
@@ -168,18 +174,18 @@ class History:
         return pd.DataFrame(rows)
 
     def final(self, name: str, last: int = 10) -> float | None:
-        """Give the mean of a round's number over the last rounds: SPEC's final figure."""
+        """Give the mean of a round's number over the last rounds: the final figure of summary.json."""
         return mean_or_none(getattr(r, name) for r in self.rounds[-last:])
 
 
 def mean_or_none(numbers: Iterable[float | None]) -> float | None:
-    """Average what is there; None if nothing is.
+    """Average the numbers that are not None; None if there are none.
 
     >>> mean_or_none([1.0, None, 3.0])
     2.0
     """
-    there: Sequence[float] = [n for n in numbers if n is not None]
-    return sum(there) / len(there) if there else None
+    known: Sequence[float] = [n for n in numbers if n is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _finite(value: Any) -> Any:

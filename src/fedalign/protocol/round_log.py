@@ -102,7 +102,7 @@ class RoundLog:
     ) -> None:
         """Note whose updates are in the served model, and why.
 
-        ``training`` holds the shares and the reasons of the model that the next round trains, if another.
+        ``training`` holds the shares and the reasons of the model that the next round trains, if it is a different one.
         """
         self._shares, self._reasons = shares, selection.reasons
         self._training_shares, self._training_reasons = training or (shares, {})

@@ -23,7 +23,8 @@ class Scores(NamedTuple):
 def scores(plan: Plan, roster: Roster, served: Model, training: Model | None = None) -> Generator[Request, Any, Scores]:
     """Let all priority clients measure the served model.
 
-    ``training`` is the model that the next round starts from, if another: its loss is what the round will ask for.
+    ``training`` is the model that the next round starts from, if it is a different one: the next round asks for its
+    loss.
     """
     priority = tuple(k for k, is_priority in enumerate(roster.priority) if is_priority)
     following = served if training is None else training

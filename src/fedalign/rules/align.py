@@ -59,8 +59,8 @@ class Align(Rule):
         epsilon = _epsilon(broadcast)
         if self.on == "loss":
             return own.loss <= broadcast.loss + epsilon
-        mine, theirs = _accuracies(own, broadcast)
-        return mine >= theirs - epsilon - _ACCURACY_SLACK
+        client_accuracy, priority_accuracy = _accuracies(own, broadcast)
+        return client_accuracy >= priority_accuracy - epsilon - _ACCURACY_SLACK
 
     def admits(self, own: Measure, broadcast: Broadcast) -> bool:
         """Admit if the client is aligned: ``|F_k − F| ≤ ε``, or the same of accuracies."""
@@ -75,18 +75,18 @@ class Align(Rule):
         """Return ``|F_k − F|``, or the same of accuracies: the smallest ε that admits a client."""
         if self.on == "loss":
             return abs(own.loss - broadcast.loss)
-        mine, theirs = _accuracies(own, broadcast)
-        return abs(mine - theirs)
+        client_accuracy, priority_accuracy = _accuracies(own, broadcast)
+        return abs(client_accuracy - priority_accuracy)
 
     def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
         """Spell out the inequality that was tested on the server."""
         if self.on == "loss":
-            name, mine, theirs = "loss", own.loss, broadcast.loss
+            name, of_client, of_priority = "loss", own.loss, broadcast.loss
         else:
             name = "accuracy"
-            mine, theirs = _accuracies(own, broadcast)
+            of_client, of_priority = _accuracies(own, broadcast)
         sign = "within" if admitted else "not within"
-        return f"{name} {mine:.4g}, {sign} {_epsilon(broadcast):.4g} of {theirs:.4g}"
+        return f"{name} {of_client:.4g}, {sign} {_epsilon(broadcast):.4g} of {of_priority:.4g}"
 
 
 def _epsilon(broadcast: Broadcast) -> float:

@@ -30,7 +30,7 @@ class AutoAlign(Rule):
     whose cosine with the priority clients' mean update is at least ``cosine``: what is best to serve after a round is
     seldom best to train on from. With a ladder, or with ``cosine=None``, the next round trains the chosen model.
 
-    With ``fallback``, FedAvg on the priority clients is trained beside. They are served that *priority-only model*
+    With ``fallback``, FedAvg on the priority clients is trained as well. They are served that *priority-only model*
     while the choices are worse (see :mod:`fedalign.protocol.autoalign`).
 
     >>> rule, F = AutoAlign(), Broadcast(round=0, loss=1.0, epsilon=math.inf)
@@ -129,12 +129,13 @@ class AutoAlign(Rule):
             return None
         assert self.cosine is not None
         cosines = {k: offer.cosine for k, offer in offers.items() if offer.length > 0}
+        # Kept from version 0.1: users script against reasons.
         return {
             k: f"in the base: cosine {c:.3g}, at least {self.cosine:g}" for k, c in cosines.items() if c >= self.cosine
         }
 
     def _cuts(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> list[float]:
-        """Return the ε that admit the best aligned clients, ever more of them."""
+        """Return the ε that admit the best aligned clients, for growing numbers of clients."""
         found = (self._align.gap(offer.measure, broadcast) for offer in offers.values())
         gaps = sorted(gap for gap in found if not math.isnan(gap))
         return [gaps[size - 1] for size in _sizes(len(gaps))]

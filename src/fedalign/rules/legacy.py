@@ -46,11 +46,14 @@ def check(rule: Rule) -> None:
             f"{type(rule).__name__}.{unused} is the interface of version 0.1; define {now}(offers, broadcast) instead"
         )
     if type(rule).select is Rule.select and not any(hasattr(rule, name) for name in _OLD):
-        raise FedalignError(f"{type(rule).__name__} defines no select(offers, broadcast): whom does the server admit?")
+        raise FedalignError(
+            f"{type(rule).__name__} defines no select(offers, broadcast); "
+            "define it to say which clients the server admits"
+        )
 
 
 def select(rule: Rule, offers: Mapping[int, Offer], broadcast: Broadcast) -> Selection:
-    """Decide as a rule of version 0.1 says."""
+    """Call the rule's 0.1 method and return its result as a Selection."""
     from fedalign.rules.rule import Selection
 
     old: Any = rule

@@ -31,8 +31,9 @@ class GradientAlign(_ComparesUpdates):
     """Admit a free client whose update points where the priority clients' mean update does: cosine ≥ ``threshold``.
 
     After Wu and Wang, "Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data" (2022,
-    arXiv:2105.07066), which keeps nodes whose gradient has a positive inner product with the global one; here it is the
-    priority clients' mean, and the threshold may be another. An update of length 0 points nowhere and stays out.
+    arXiv:2105.07066). The paper keeps nodes whose gradient has a positive inner product with the global one. Here the
+    reference is the priority clients' mean, and the threshold can be set. An update of length 0 points nowhere
+    and stays out.
 
     >>> rule, F = GradientAlign(0.1), Broadcast(round=0, loss=1.0)
     >>> from fedalign import Similarity
@@ -80,9 +81,9 @@ class PowerOfChoice(Rule):
     """Admit the ``clients`` free clients with the highest loss: those that the model serves worst.
 
     Cho, Wang and Joshi, "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection
-    Strategies" (2020, arXiv:2010.01243). Its candidate set, drawn at random, is here who shows up (participation);
-    losses are those that rules see (held-out, where the paper has the local objective), and who is chosen weighs
-    ``p_k``, beside the priority clients, where the paper's ``m`` clients weigh the same.
+    Strategies" (2020, arXiv:2010.01243). Its candidate set, drawn at random, is here the reachable clients
+    (participation). Losses are those that rules see: held-out, where the paper has the local objective. Beside the
+    priority clients, chosen clients have weight ``p_k``, where the paper's ``m`` clients all have the same weight.
 
     >>> offers = {k: Offer(Measure(loss, None, 1)) for k, loss in ((2, 0.5), (3, 2.0), (4, 1.0))}
     >>> PowerOfChoice(clients=2).select(offers, Broadcast(round=0, loss=1.0)).clients
@@ -114,10 +115,10 @@ class PowerOfChoice(Rule):
 
 @dataclass
 class LossWeighted(Rule):
-    """Multiply each admitted free client's weight by ``(F_k/F)^power``: what is served worse counts more.
+    """Multiply each admitted free client's weight by ``(F_k/F)^power``: clients with a higher loss count more.
 
     After q-FedAvg (Li, Sanjabi, Beirami and Smith, "Fair Resource Allocation in Federated Learning", 2020,
-    arXiv:1905.10497), which weighs clients by a power of their loss; its way to choose the length of a step is left
+    arXiv:1905.10497), which weighs clients by a power of their loss. Its way to choose the length of a step is left
     out. ``rule`` says who is admitted: everybody, as in FedAvg, or FedALIGN's choice with ``Align(0.2)``. It cannot be
     a rule that needs updates or chooses among candidates. Clients without a finite loss are left out.
     """

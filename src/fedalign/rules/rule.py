@@ -48,8 +48,8 @@ class Similarity:
 class Offer:
     """What the server knows of a free client that offers an update: its own measure of the model that it received.
 
-    ``similarity`` is there for rules that need updates (:attr:`Rule.needs_updates`), else None. The measure is the
-    client's word; nobody has checked it.
+    ``similarity`` is there for rules that need updates (:attr:`Rule.needs_updates`), else None. The server has
+    not verified the measure.
     """
 
     measure: Measure
@@ -121,8 +121,8 @@ class Rule(abc.ABC):
     def select(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> Selection:
         """Decide, on the server, whose updates enter the aggregate, with which weight and why.
 
-        ``offers`` holds the free clients that offered, by number. Every rule defines this method; this one serves
-        rules that were written for version 0.1.
+        ``offers`` holds the free clients that offered, by number. Every rule defines this method; this default
+        supports rules that were written for version 0.1.
         """
         return legacy.select(self, offers, broadcast)
 

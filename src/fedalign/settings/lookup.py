@@ -18,7 +18,7 @@ from fedalign.settings.validation import arguments, check_options, options_of
 
 @attrs.frozen
 class Registry:
-    """The built-in things of one kind, and how to find, check and make one.
+    """The built-ins of one kind (rules, models, …), and how to find, check and make one.
 
     ``entries`` maps a built-in name to its reference and a description. ``base`` refers to the class that made objects
     belong to (none: no check). The program itself passes the first ``given`` arguments of a function when it calls

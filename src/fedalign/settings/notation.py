@@ -23,7 +23,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     """
     found = _NOTATION.fullmatch(text)
     if found is None:
-        raise FedalignError(f"{text!r} is not a name, or a name with options as name(option=value)")
+        raise FedalignError(f"{text!r} is neither a name nor name(option=value)")
     name, inside = found.groups()
     try:
         call = ast.parse(f"_({inside or ''})", mode="eval").body

@@ -99,8 +99,8 @@ def _load(root: str, path: Path) -> None:
         return
     if current is not None and (held is None or _is_installed(held)):
         raise FedalignError(f"{path} has the name of the installed module {root!r}; give the file another name")
-    mine = [key for key in sys.modules if key == root or key.startswith(f"{root}.")]
-    replaced = {key: sys.modules.pop(key) for key in mine}
+    loaded_names = [key for key in sys.modules if key == root or key.startswith(f"{root}.")]
+    replaced = {key: sys.modules.pop(key) for key in loaded_names}
     if held in _loaded:
         _loaded[held] |= replaced
     importlib.invalidate_caches()
@@ -167,7 +167,7 @@ def blame(error: BaseException) -> str | None:
 def in_words(error: BaseException, path: Path | None = None) -> str:
     """Describe an exception in one line: its type, its message, and the file and line that it came from.
 
-    The line is the last one of the traceback in ``path``, if one is given and has a part in it.
+    The line is the last one of the traceback in ``path``, if one is given and appears in it.
     """
     what = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {what[0]}" if what else type(error).__name__

@@ -23,7 +23,7 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise FedalignError(f"unknown device {name!r}; it must be auto, cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
-        raise FedalignError(f"device {name!r} is not served; it must be auto, cpu or cuda")
+        raise FedalignError(f"device {name!r} is not supported; it must be auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise FedalignError("device 'cuda' was asked for, but PyTorch finds no GPU here; use --device cpu")
     return device

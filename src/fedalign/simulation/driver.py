@@ -161,7 +161,10 @@ class Driver:
         asked = [(run, run.request) for run in runs if isinstance(run.request, Aggregate)]
         for run, request in asked:
             if run.controls is not None and len(request.mixes) > 1:
-                raise FedalignError("SCAFFOLD does not go with a rule of several candidates: whose update counts?")
+                raise FedalignError(
+                    "SCAFFOLD cannot be combined with a rule of several candidates, which does not fix in advance "
+                    "whose updates are used"
+                )
         size = self.engine.layout.trainable_size
         totals = [Aggregation(run.aggregator, request.mixes, size) for run, request in asked]
         controlled: list[dict[int, torch.Tensor]] = [{} for _ in asked]

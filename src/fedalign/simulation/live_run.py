@@ -109,7 +109,7 @@ class LiveRun:
         self.controls.close(math.fsum(float(self.federation.p[k]) for k in shares if clients[k].priority))
 
     def in_order(self, clients: Iterable[int]) -> list[int]:
-        """Sort clients as the engines finish them, so that sums round alike whatever is trained beside."""
+        """Sort clients as the engines finish them, so that sums round alike whatever else is trained."""
         sizes = {k: len(self.federation.clients[k].train) for k in clients}
         return sorted(sizes, key=lambda k: (-self.local.width_for(sizes[k]), -self.local.steps_for(sizes[k]), k))
 

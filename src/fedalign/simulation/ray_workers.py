@@ -1,6 +1,7 @@
-"""Runs spread over GPUs or machines with Ray: each worker simulates some of them together, as one machine would all.
+"""Runs spread over GPUs or machines with Ray.
 
-A client's bits on a CPU don't depend on its neighbours, so the results are those of a local run.
+Each worker simulates some of the runs together, as one machine would simulate all of them. A client's bits on a
+CPU don't depend on its neighbours, so the results are those of a local run.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class RaySimulation:
         self._results: dict[int, SimulationResult] = {}
 
     def rounds(self) -> Iterator[list[Event]]:
-        """Let the workers go; give what happened as they report it, one worker's round at a time."""
+        """Start the workers; give what happened as they report it, one worker's round at a time."""
         ray = _ray()
         for module in user_modules.loaded():
             ray.cloudpickle.register_pickle_by_value(module)  # a worker cannot import what lies beside our settings
@@ -109,7 +110,7 @@ class RaySimulation:
         return notify_round(self._callbacks[run], event, self._here.module)
 
     def results(self) -> list[SimulationResult]:
-        """Return what the runs came to, after the last round."""
+        """Return the runs' results, after the last round."""
         return [self._results[i] for i in range(len(self._specs))]
 
 
@@ -145,7 +146,7 @@ def _ray() -> Any:
     except ImportError as error:
         raise FedalignError("Ray is not installed: pip install 'fedalign[ray]'") from error
     if not ray.is_initialized():
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # we report nothing to anybody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # disable Ray's telemetry
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and spare the user Ray's tip about this
         try:
             ray.init(logging_level=logging.ERROR, log_to_driver=False)

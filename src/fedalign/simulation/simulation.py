@@ -126,7 +126,7 @@ class Simulation:
         return module.eval()
 
     def results(self) -> list[SimulationResult]:
-        """Return what the runs came to, after the last round."""
+        """Return the runs' results, after the last round."""
         return self._results
 
     def _finish(self) -> list[SimulationResult]:

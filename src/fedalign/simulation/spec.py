@@ -77,7 +77,10 @@ def plan_of(spec: RunSpec) -> Plan:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
     several = isinstance(rule, AutoAlign) and not rule.is_fedalign
     if spec.local.scaffold and (rule.needs_updates or several):
-        raise FedalignError(f"SCAFFOLD does not go with {type(rule).__name__}: it needs to know whose update counts")
+        raise FedalignError(
+            f"SCAFFOLD cannot be combined with {type(rule).__name__}, "
+            "which does not fix in advance whose updates are used"
+        )
     return Plan(
         rule=rule,
         rounds=spec.rounds,

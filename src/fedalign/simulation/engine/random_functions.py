@@ -60,7 +60,9 @@ class HashedDraws(TorchFunctionMode):
             answer = answer if dropped or self._vectorised else None
         if answer is not None:
             if kwargs.pop("generator", None) is not None or kwargs.pop("out", None) is not None:
-                raise FedalignError(f"the model calls {_name(func)} with a generator or out of its own; leave them out")
+                raise FedalignError(
+                    f"the model calls {_name(func)} with its own generator= or out=; omit those arguments"
+                )
             return answer(self.draws, *args, **kwargs)
         if func in _COMPOSED:
             with self:

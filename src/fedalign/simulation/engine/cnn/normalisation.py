@@ -72,14 +72,14 @@ class StackedNorm(torch.autograd.Function):
 
 
 def running_after(
-    mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor, mine: Tensors, momentum: float | None
+    mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor, running: Tensors, momentum: float | None
 ) -> Tensors:
-    """Give a layer's running statistics after batches of ``count`` (clients × 1) rows; ``mine`` are those before."""
+    """Give a layer's running statistics after batches of ``count`` (clients × 1) rows; ``running`` are those before."""
     enough = count > 1
-    tracked = mine["num_batches_tracked"] + enough.squeeze(1).to(mine["num_batches_tracked"].dtype)
+    tracked = running["num_batches_tracked"] + enough.squeeze(1).to(running["num_batches_tracked"].dtype)
     rate = momentum if momentum is not None else (1 / tracked.clamp(min=1).to(mean.dtype)).unsqueeze(1)
     unbiased = var * (count / (count - 1).clamp(min=1))
-    old_mean, old_var = mine["running_mean"], mine["running_var"]
+    old_mean, old_var = running["running_mean"], running["running_var"]
     return {
         "running_mean": torch.where(enough, old_mean + rate * (mean - old_mean), old_mean),
         "running_var": torch.where(enough, old_var + rate * (unbiased - old_var), old_var),
