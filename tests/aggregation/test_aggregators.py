@@ -61,6 +61,7 @@ def test_they_equal_byzfls_on_random_vectors(byzfl, clients):
         assert torch.allclose(ours.combine(models, shares).double(), expected, atol=1e-6), ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_they_equal_byzfls_in_a_simulation(byzfl, engine):
     fed = federation(sizes=(30, 30, 30, 30, 30))

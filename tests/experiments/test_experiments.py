@@ -183,6 +183,7 @@ def kill_after(process, log, lines):
     assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     small = tmp_path / "small.toml"
     small.write_text(SMALL.format(rounds=150))
@@ -256,6 +257,7 @@ def test_a_checkpoint_of_version_0_1_is_refused(small, tmp_path, monkeypatch, ca
         RunStore(path.parent).checkpoints()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "missing log line", "changed log line"])
 def test_a_damaged_checkpoint_falls_back_and_says_so(small, tmp_path, monkeypatch, capsys, damage):
     assert run(small, "--out", tmp_path / "whole") == 0
@@ -285,6 +287,7 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(small, tmp_path, monkeypatc
     assert_same(tmp_path / "whole", out)
 
 
+@pytest.mark.slow
 def test_both_checkpoints_damaged_starts_that_run_again(small, tmp_path, monkeypatch, capsys):
     assert run(small, "--out", tmp_path / "whole") == 0
     out = tmp_path / "cut"
@@ -297,6 +300,7 @@ def test_both_checkpoints_damaged_starts_that_run_again(small, tmp_path, monkeyp
     assert [r.round for r in history.rounds] == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_checkpoint_is_written(small, tmp_path, monkeypatch):
     """Break off between the two renames of a checkpoint, and in the middle of writing one."""
     assert run(small, "--out", tmp_path / "whole") == 0
@@ -444,6 +448,7 @@ def test_records_survive_json():
     assert again.skipped == "why"
 
 
+@pytest.mark.slow
 def test_large_models_are_checkpointed_less_often_but_an_interrupt_keeps_the_last_round(small, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_BYTES_A_ROUND", 1)
     written = []

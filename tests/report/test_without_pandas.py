@@ -24,6 +24,7 @@ def test_to_frame_says_how_to_install_pandas(monkeypatch):
         fa.History().to_frame()
 
 
+@pytest.mark.slow
 def test_a_run_and_its_report_do_without_pandas(tmp_path):
     environment = {**os.environ, "MPLBACKEND": "Agg"}
     subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, check=True, env=environment)

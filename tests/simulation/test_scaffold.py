@@ -87,6 +87,7 @@ def test_engines_agree(kind):
         assert torch.allclose(models[0][name].float(), models[1][name].float(), atol=1e-4), name
 
 
+@pytest.mark.slow
 def test_it_removes_the_drift_that_fedavg_has():
     """Two clients with unlike quadratics: many local steps pull FedAvg off the common optimum, not SCAFFOLD."""
     draw = np.random.default_rng(0)

@@ -297,6 +297,7 @@ def test_clients_alone_have_no_theory(tmp_path):
     assert "fails" in theory["local"]
 
 
+@pytest.mark.slow
 def test_logistic_regression_with_a_bias(tmp_path):
     local = '{lr={schedule="theory"}, steps=2, batch_size=20, fresh=true, weight_decay=0.1}'
     settings = ["--set", "theory=true", "--set", f"local={local}", "--set", "data.samples=60"]
