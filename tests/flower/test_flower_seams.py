@@ -243,7 +243,7 @@ def test_matching_on_accuracy_needs_classes(federation):
     ],
 )
 def test_rules(federation, tmp_path, name, rule):
-    _, server = federation(rule=name)
+    _, server = federation(rule=name, **{"free-cap": 100.0})  # a simulation has no cap, and `weighted` would meet it
     mine, theirs = assert_as_simulated(server, tmp_path, rule)
     assert "admitted" in decisions(mine)
     assert_same_reasons([c.reason for r in mine for c in r.clients], [c.reason for r in theirs for c in r.clients])
