@@ -94,21 +94,9 @@ def simulate(
     )
     if isinstance(model, str | Mapping):
         model = functools.partial(MODELS.make, MODELS.resolve("model", model))  # made anew, with the seed's weights
-
-    def relay(index: int, done: RoundDone) -> None:
-        if on_round is not None:
-            on_round(done)
-
-    (result,) = simulate_many(
-        [spec],
-        model,
-        loss=LOSSES.accept("loss", loss),
-        device=device,
-        engine=engine,
-        chunk=chunk,
-        tf32=tf32,
-        on_round=relay,
-    )
+    per_sample: PerSampleLoss = LOSSES.accept("loss", loss)
+    simulation = Simulation([spec], model, loss=per_sample, device=device, engine=engine, chunk=chunk, tf32=tf32)
+    (result,) = simulation.run(lambda _, done: None if on_round is None else on_round(done))
     if result.error is not None:
         result.error.history = result.history
         raise result.error
