@@ -21,7 +21,7 @@ test: setup lint  ## all tests
 	$(BIN)/pytest
 
 test-fast: setup lint  ## the tests that take no server and no long run: under two minutes
-	$(BIN)/pytest -m "not slow and not processes and not pictures" --ignore=tests/reference --ignore=tests/gpu --ignore=tests/simulation/test_ray.py
+	$(BIN)/pytest -m "not slow and not processes and not pictures" --ignore=tests/reference --ignore=tests/gpu --ignore=tests/flower --ignore=tests/simulation/test_ray.py
 
 test-flower: setup  ## the tests of the federation over Flower, with real processes; also part of `make test`
 	$(BIN)/pytest tests/flower

@@ -392,3 +392,11 @@ def test_users_code_that_fails_is_told_in_one_sentence(tmp_path, capsys, setting
     assert "Traceback" not in told
     # Nothing had finished, so the mended command may use the same folder.
     assert cli.main([*run, "--arms", "priority"]) == 0
+
+
+def test_a_folder_that_another_process_has_just_opened_is_refused(tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.toml").write_text('name = "synth-low"\n')  # as in its first round
+    run = ["run", "synth-low", "--arms", "priority", "--seeds", "1", "--rounds", "1", "--out", str(tmp_path / "out")]
+    assert cli.main([*run, "--quiet"]) == 2
+    assert "already holds a run of 'synth-low'" in capsys.readouterr().err

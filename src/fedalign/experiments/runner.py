@@ -83,7 +83,7 @@ def prepare(
     notes: list[str] = []
     if resume:
         notes += _check_same(experiment, folder, chosen)
-    elif folder.is_dir() and (folder / "config.toml").exists() and _has_rounds(folder):
+    elif folder.is_dir() and (folder / "config.toml").exists():
         held = _read_settings(folder).get("name", "another experiment")
         raise FedalignError(
             f"{folder} already holds a run of {held!r}; continue it with --resume, or choose another --out"
@@ -130,9 +130,13 @@ def execute(prepared: Prepared) -> Outcome:
     _open_folder(prepared)
     earlier = _earlier_seconds(folder) if prepared.resume else 0.0
     if prepared.simulation is not None:
-        for _ in prepared.simulation.rounds():
-            pass  # the callbacks have heard of it
-        prepared.simulation.results()
+        try:
+            for _ in prepared.simulation.rounds():
+                pass  # the callbacks have been told
+        except Exception:
+            if not _has_rounds(folder):  # nothing is lost, and the folder is free for another try
+                (folder / "config.toml").unlink(missing_ok=True)
+            raise
     histories: dict[str, dict[int, History]] = {}
     diverged: dict[str, dict[int, str]] = {}
     for (arm, seed, _), store in zip(prepared.runs, prepared.stores, strict=True):
