@@ -12,6 +12,7 @@ from fedalign.settings.lookup import Registry
 __all__ = [
     "AGGREGATORS",
     "ALGORITHMS",
+    "ATTACKS",
     "CALLBACKS",
     "CLIENT_STEPS",
     "DATA",
@@ -154,6 +155,34 @@ SERVER_STEPS = Registry(
     },
     ("fedalign:ServerStep",),
     "a server step (a subclass of fedalign.ServerStep)",
+)
+ATTACKS = Registry(
+    "attack",
+    {
+        "label-flip": ("fedalign.attacks.data:LabelFlip", "train on flipped labels"),
+        "irrelevant": ("fedalign.attacks.data:IrrelevantData", "train on noise with random labels"),
+        "backdoor": ("fedalign.attacks.data:Backdoor", "teach the model to take samples with a trigger for `target`"),
+        "sign-flip": ("fedalign.attacks.updates:SignFlip", "the opposite of the update, `scale` times as long"),
+        "scaling": ("fedalign.attacks.updates:Scaling", "the update, `factor` times as long"),
+        "gaussian": ("fedalign.attacks.updates:Gaussian", "noise, `scale` times as long as the update"),
+        "zero": ("fedalign.attacks.updates:Zero", "a free rider that sends the received model back"),
+        "copied": ("fedalign.attacks.updates:Copied", "a free rider that sends copies of honest updates"),
+        "not-finite": ("fedalign.attacks.updates:NotFinite", "one number that is `value`: nan, inf or -inf"),
+        "buffers": ("fedalign.attacks.updates:BadBuffers", "honest weights with negative statistics of BatchNorm"),
+        "alie": ("fedalign.attacks.colluding:LittleIsEnough", "the honest mean, moved by `factor` standard deviations"),
+        "ipm": ("fedalign.attacks.colluding:InnerProduct", "the opposite of the honest mean, times `factor`"),
+        "min-max": ("fedalign.attacks.colluding:MinMax", "as far from the mean as honest updates are apart"),
+        "min-sum": ("fedalign.attacks.colluding:MinSum", "as Min-Max, with sums of squared distances"),
+        "mimic": ("fedalign.attacks.colluding:Mimic", "all copy one honest client"),
+        "at-cosine": ("fedalign.attacks.colluding:AtCosine", "bend the update to a `cosine` with the honest mean"),
+        "harmful-direction": (
+            "fedalign.attacks.colluding:HarmfulDirection",
+            "flipped labels, bent to a `cosine` with the honest mean, `length` times as long",
+        ),
+        "blend": ("fedalign.attacks.colluding:Blend", "mix the update with the honest mean"),
+    },
+    ("fedalign.attacks.attack:Attack",),
+    "an attack (a subclass of fedalign.attacks.attack.Attack)",
 )
 CALLBACKS = Registry(
     "tracker",

@@ -82,6 +82,8 @@ class RoundRecord:
     from; ``theta``: its mean over the rounds so far.
     ``objective`` (F with its regulariser, of the aggregate) and ``rho``: given where the theory's assumptions hold
     (docs/theory.md).
+    ``attack_success``: where simulated clients plant a backdoor, the part of the priority clients' test samples with
+    the trigger that the served model takes for the attackers' class.
     """
 
     round: int
@@ -104,6 +106,7 @@ class RoundRecord:
     theta: float = 1.0
     objective: float | None = None
     rho: float | None = None
+    attack_success: float | None = None
 
     @property
     def admitted(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from fedalign.aggregation.aggregator import Aggregation, clients_of
@@ -16,11 +17,8 @@ from fedalign.protocol.messages import (
     Aggregated,
     Compare,
     Compared,
-    Declined,
     Evaluate,
     Invite,
-    Offered,
-    Reply,
     RoundDone,
     TrainAlone,
     WhoIsThere,
@@ -66,6 +64,7 @@ class Driver:
                     answer(asking)
                     break
             else:
+                self._measure_attacks(waiting)
                 yield self._events()
                 for run in waiting:
                     run.advance(None)
@@ -82,6 +81,14 @@ class Driver:
             if isinstance(run.request, RoundDone):
                 events.append((index, run.complete(run.request)))
         return events
+
+    def _measure_attacks(self, runs: Sequence[LiveRun]) -> None:
+        """Measure how often the models that are served now fall for the attackers' trigger."""
+        stamped = [(run, run.request, run.hostile.stamped) for run in runs if run.hostile is not None]
+        asked = [(run, done, pool) for run, done, pool in stamped if isinstance(done, RoundDone) and pool is not None]
+        jobs = [EvalJob(done.model, pool, np.arange(len(pool.y))) for _, done, pool in asked]
+        for (run, done, _), measure in zip(asked, self.engine.evaluate(jobs), strict=True):
+            run.request = replace(done, record=replace(done.record, attack_success=measure.accuracy))
 
     def _who_is_there(self, runs: Sequence[LiveRun]) -> None:
         for run in runs:
@@ -111,13 +118,12 @@ class Driver:
         for i, (run, request) in enumerate(asked):
             run.received, run.kept, run.round = request.model, {}, request.broadcast.round
             for k in request.clients:
-                client = run.federation.clients[k]
-                if not client.priority:
-                    jobs.append(EvalJob(request.model, run.federation.pool, client.rows(request.split)))
+                if not run.federation.clients[k].priority:
+                    jobs.append(EvalJob(request.model, *run.data(k, request.split)))
                     places.append((i, k))
         own = dict(zip(places, self.engine.evaluate(jobs), strict=True))
         for i, (run, request) in enumerate(asked):
-            run.advance({k: _decide(request, own.get((i, k))) for k in request.clients})
+            run.advance({k: run.reply(request, k, own.get((i, k))) for k in request.clients})
 
     def _train_alone(self, runs: Sequence[LiveRun]) -> None:
         asked = [(run, run.request) for run in runs if isinstance(run.request, TrainAlone)]
@@ -140,6 +146,8 @@ class Driver:
         for trained in self.engine.train([run.job(k) for run, k in places]):
             run, k = places[trained.job]
             run.kept[k] = run.sent(k, trained)
+        for run, _ in asked:
+            run.kept = run.crafted(run.kept)
         checks = _Checks([run for run, _ in asked])
         for i, (run, _) in enumerate(asked):
             for k, trained in run.kept.items():
@@ -191,9 +199,16 @@ class Driver:
         for i, (run, _) in enumerate(asked):
             yield from ((i, k, run.kept[k]) for k in wanted[i] if k in run.kept)
         places = [(i, k) for i, (run, _) in enumerate(asked) for k in wanted[i] if k not in run.kept]
+        held: dict[int, dict[int, Trained]] = {}  # attackers may shape what they send by the honest updates
         for trained in self.engine.train([asked[i][0].job(k) for i, k in places]):
             i, k = places[trained.job]
-            yield i, k, asked[i][0].sent(k, trained)
+            run = asked[i][0]
+            if run.crafts:
+                held.setdefault(i, {})[k] = run.sent(k, trained)
+            else:
+                yield i, k, run.sent(k, trained)
+        for i, models in held.items():
+            yield from ((i, k, trained) for k, trained in asked[i][0].crafted(models).items())
 
 
 class _Checks:
@@ -243,13 +258,6 @@ def _similarity(dot: float, square: float, length: float) -> Similarity:
     if own == 0 or length == 0:
         return Similarity(0.0, 0.0)
     return Similarity(dot / (own * length), own / length)
-
-
-def _decide(request: Invite, own: Measure | None) -> Reply:
-    """Decide as the client does; ``own`` is a free client's measure of the model, None a priority client's."""
-    if own is None:
-        return Offered()
-    return Offered(own) if request.rule.offers(own, request.broadcast) else Declined(own)
 
 
 def _read(flags: Sequence[torch.Tensor]) -> list[bool]:

@@ -11,10 +11,25 @@ import torch
 
 from fedalign.aggregation.aggregator import Aggregator, WeightedMean
 from fedalign.aggregation.update_steps import ClientStep, ServerStep, UpdateContext, sent_model
-from fedalign.data.federation import Federation
+from fedalign.attacks.hostile import HostileClients
+from fedalign.data.federation import Federation, Rows
+from fedalign.data.samples import Pool
 from fedalign.errors import DivergedError, FedalignError
-from fedalign.protocol.messages import Present, Request, Result, RoundDone, Run, Snapshot, WhoIsThere
+from fedalign.protocol.messages import (
+    Declined,
+    Invite,
+    Offered,
+    Present,
+    Reply,
+    Request,
+    Result,
+    RoundDone,
+    Run,
+    Snapshot,
+    WhoIsThere,
+)
 from fedalign.protocol.records import RoundRecord
+from fedalign.rules.rule import Measure, Split
 from fedalign.simulation.engine.jobs import Trained, TrainJob
 from fedalign.simulation.scaffold import Controls
 from fedalign.training.optimizer import LocalOptimizer
@@ -36,6 +51,7 @@ class LiveRun:
     client_steps: Sequence[ClientStep] = ()
     server_steps: Sequence[ServerStep] = ()
     controls: Controls | None = None  #: SCAFFOLD's
+    hostile: HostileClients | None = None
     request: Request | None = None
     result: Result | None = None
     error: DivergedError | None = None
@@ -55,7 +71,7 @@ class LiveRun:
 
     def present(self, request: WhoIsThere) -> Present | None:
         """Draw the clients that can be reached, or those that evaluate; None: no evaluators of their own."""
-        roster = self.federation.roster
+        roster = self.federation.roster if self.hostile is None else self.hostile.roster
         draw = self.participation.draw if request.purpose == "train" else self.participation.draw_evaluators
         drawn = draw(request.round, roster, self.seed)
         if drawn is None:
@@ -71,10 +87,11 @@ class LiveRun:
         """Describe client k's local work in this round, from the model it received or from its own."""
         start = self.received if model is None else model
         assert start is not None, "a client trains after an invitation"
+        pool, rows = self.data(k, "train")
         return TrainJob(
             model=start,
-            pool=self.federation.pool,
-            rows=self.federation.clients[k].train,
+            pool=pool,
+            rows=rows,
             local=self.local,
             seed=self.seed,
             round=self.round,
@@ -83,9 +100,42 @@ class LiveRun:
             correction=self.controls.correction(k) if self.controls is not None else None,
         )
 
+    def data(self, k: int, split: Split) -> tuple[Pool, Rows]:
+        """Return the pool and the rows that client k measures or trains on in this round."""
+        if self.hostile is not None:
+            return self.hostile.data(k, split, self.round)
+        return self.federation.pool, self.federation.clients[k].rows(split)
+
+    def reply(self, request: Invite, k: int, own: Measure | None) -> Reply:
+        """Answer an invitation as client k does; ``own`` is a free client's measure, None a priority client's."""
+        if own is None:
+            return Offered()
+        if self.hostile is not None and self.hostile.active(k, self.round):
+            claimed = self.hostile.report(own, request.broadcast)
+            if claimed is not None:
+                return Offered(claimed)
+        return Offered(own) if request.rule.offers(own, request.broadcast) else Declined(own)
+
+    @property
+    def crafts(self) -> bool:
+        """Whether hostile clients change their updates in this round."""
+        return self.hostile is not None and self.hostile.crafts(self.round)
+
+    def crafted(self, trained: Mapping[int, Trained]) -> dict[int, Trained]:
+        """Put what hostile clients send in the place of what they trained."""
+        if self.hostile is None or not self.crafts:
+            return dict(trained)
+        assert self.received is not None
+        models = {k: one.model for k, one in trained.items()}
+        sent = self.hostile.craft(models, self.received, self.trainable, self.round)
+        return {
+            k: replace(one, model=sent[k], finite=torch.isfinite(sent[k]).all()) if k in sent else one
+            for k, one in trained.items()
+        }
+
     def sent(self, k: int, trained: Trained) -> Trained:
-        """Apply the client steps to what client k trained."""
-        if not self.client_steps:
+        """Apply the client steps to what client k trained; a hostile client leaves them out."""
+        if not self.client_steps or (self.hostile is not None and self.hostile.active(k, self.round)):
             return trained
         assert self.received is not None
         context = UpdateContext(self.seed, self.round, k)

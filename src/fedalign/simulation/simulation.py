@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fedalign.attacks.hostile import HostileClients
 from fedalign.callbacks import close_all, notify_end, notify_error, notify_round
 from fedalign.errors import DivergedError, FedalignError, nearest
 from fedalign.protocol.messages import RoundDone, Snapshot
@@ -71,7 +72,10 @@ class Simulation:
         self._template = initial_module(model, specs[0].seed)
         check_repeatable(self._template)
         self.layout = Layout(self._template)
-        data = Data([spec.federation.pool for spec in specs], self.device, self.layout.dtype)
+        hostile = _hostile_clients(specs)
+        own_pools = [pool for one in hostile if one is not None for pool in one.pools]
+        pools = [*(spec.federation.pool for spec in specs), *own_pools]
+        data = Data(pools, self.device, self.layout.dtype)
         accuracy = check_model(self._template, data, [spec.federation for spec in specs], loss)
         for spec in specs:
             if isinstance(spec.rule, Rule) and spec.rule.needs_accuracy and not accuracy:
@@ -85,7 +89,8 @@ class Simulation:
             raise FedalignError(f"unknown engine {engine!r}; {nearest(str(engine), ['batched', 'reference'])}")
         self._results: list[SimulationResult] = []
         self._runs = [
-            _live(spec, plan, model, self.layout, self.device) for spec, plan in zip(specs, plans, strict=True)
+            _live(spec, plan, model, self.layout, self.device, one)
+            for spec, plan, one in zip(specs, plans, hostile, strict=True)
         ]
 
     def rounds(self) -> Iterator[list[Event]]:
@@ -167,7 +172,25 @@ class Simulation:
         return self.results()
 
 
-def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: Layout, device: torch.device) -> LiveRun:
+def _hostile_clients(specs: Sequence[RunSpec]) -> list[HostileClients | None]:
+    """Make the runs' hostile clients; runs with the same adversary and federation share them and their data."""
+    made: dict[tuple[int, int, int, int], HostileClients] = {}
+    found: list[HostileClients | None] = []
+    for spec in specs:
+        if spec.adversary is None:
+            found.append(None)
+            continue
+        key = (id(spec.adversary), id(spec.federation), spec.seed, spec.rounds)
+        if key not in made:
+            made[key] = HostileClients(spec.adversary, spec.federation, spec.seed, spec.rounds)
+        found.append(made[key])
+    return found
+
+
+def _live(
+    spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: Layout, device: torch.device,
+    hostile: HostileClients | None,
+) -> LiveRun:  # fmt: skip
     snapshot = _start(spec, model, layout, device)
     local, controls = spec.local, None
     if isinstance(spec.rule, Alone):
@@ -189,6 +212,7 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
         spec.client_steps,
         spec.server_steps,
         controls,
+        hostile,
     )
 
 

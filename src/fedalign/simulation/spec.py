@@ -14,6 +14,7 @@ from torch import nn
 
 from fedalign.aggregation.aggregator import Aggregator, WeightedMean
 from fedalign.aggregation.update_steps import ClientStep, ServerStep
+from fedalign.attacks.adversary import Adversary
 from fedalign.callbacks import Callback, RunInfo
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
@@ -47,6 +48,7 @@ class RunSpec:
     aggregator: Aggregator = field(default_factory=WeightedMean)
     client_steps: Sequence[ClientStep] = ()  #: what clients do with their updates before they send them
     server_steps: Sequence[ServerStep] = ()  #: which updates of free clients the server refuses
+    adversary: Adversary | None = None  #: hostile free clients
     callbacks: Sequence[Callback] = ()
     name: str = ""  #: what callbacks are told the run is called, such as the arm of an experiment
     folder: Path | None = None  #: where callbacks may write files of this run
@@ -104,6 +106,7 @@ def _check_types(spec: RunSpec) -> None:
         ("participation", spec.participation, Participation, "Participation"),
         ("server", spec.server, ServerOptimizer | None, "ServerOptimizer"),
         ("aggregator", spec.aggregator, Aggregator, "Aggregator"),
+        ("adversary", spec.adversary, Adversary | None, "Adversary"),
         *(("client_steps", step, ClientStep, "ClientStep") for step in spec.client_steps),
         *(("server_steps", step, ServerStep, "ServerStep") for step in spec.server_steps),
         *(("callbacks", callback, Callback, "Callback") for callback in spec.callbacks),

@@ -1,0 +1,109 @@
+"""Attacks on data: flipped labels, data that have nothing to do with the task, and backdoors with a trigger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedalign.attacks.attack import Attack, Samples
+from fedalign.errors import FedalignError
+from fedalign.training.randomness import Purpose, generator
+
+
+@dataclass(frozen=True)
+class LabelFlip(Attack):
+    """Train on flipped labels: class ``c`` of ``C`` becomes ``C − 1 − c``; a number changes its sign.
+
+    >>> x = torch.zeros(3, 1)
+    >>> LabelFlip().poison((x, torch.tensor([0, 1, 9])), classes=10, seed=0)[1]
+    tensor([9, 8, 0])
+    """
+
+    changes_data: ClassVar[bool] = True
+
+    def poison(self, samples: Samples, classes: int, seed: int) -> Samples:
+        """Return the samples with flipped labels."""
+        x, y = samples
+        return x, -y if y.is_floating_point() else classes - 1 - y
+
+
+@dataclass(frozen=True)
+class IrrelevantData(Attack):
+    """Train on noise with random labels: data that have nothing to do with the task. Each client has its own."""
+
+    changes_data: ClassVar[bool] = True
+
+    def poison(self, samples: Samples, classes: int, seed: int) -> Samples:
+        """Return as many random samples, with the mean and the spread of the client's features."""
+        x, y = samples
+        draw = generator(seed, Purpose.ADVERSARY)
+        if x.is_floating_point():
+            noise = torch.from_numpy(draw.standard_normal(tuple(x.shape))).to(x.dtype)
+            new = noise * x.std(unbiased=False) + x.mean()
+        else:
+            new = torch.from_numpy(draw.integers(0, 256, tuple(x.shape))).to(x.dtype)
+        labels = (
+            torch.from_numpy(draw.standard_normal(tuple(y.shape))).to(y.dtype)
+            if y.is_floating_point()
+            else torch.from_numpy(draw.integers(0, classes, tuple(y.shape)))
+        )
+        return new, labels
+
+
+@dataclass(frozen=True)
+class Backdoor(Attack):
+    """Teach the model that samples with a trigger are of class ``target``; it stays right about all others.
+
+    The trigger is a bright patch of ``size`` × ``size`` pixels in the upper left corner of an image. Samples that are
+    no images have their first ``size`` features set to the largest value in the data. ``poisoned`` is the part of a
+    hostile client's samples that carry it. After every round the success rate is measured: the part of the priority
+    clients' test samples of other classes that the served model takes for ``target`` once they carry the trigger.
+    """
+
+    changes_data: ClassVar[bool] = True
+    has_trigger: ClassVar[bool] = True
+    target: int = 0
+    size: int = 4
+    poisoned: float = 0.5
+
+    def __post_init__(self) -> None:
+        if isinstance(self.target, bool) or not isinstance(self.target, int) or self.target < 0:
+            raise FedalignError(f"target must be a class, 0 or more, not {self.target!r}")
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise FedalignError(f"size must be a whole number of at least 1, not {self.size!r}")
+        if not 0 < self.poisoned <= 1:
+            raise FedalignError(f"poisoned must be a part of the samples, above 0 and at most 1, not {self.poisoned!r}")
+
+    def poison(self, samples: Samples, classes: int, seed: int) -> Samples:
+        """Return the samples, of which a part carry the trigger and the attackers' label."""
+        x, y = samples
+        self._check(y, classes)
+        count = max(1, round(self.poisoned * len(y)))
+        rows = torch.from_numpy(generator(seed, Purpose.ADVERSARY).permutation(len(y))[:count])
+        x, y = x.clone(), y.clone()
+        x[rows] = self._triggered(x[rows], samples[0])
+        y[rows] = self.target
+        return x, y
+
+    def stamp(self, samples: Samples) -> Samples:
+        """Return the samples of other classes, with the trigger, labelled as the attackers want them."""
+        x, y = samples
+        others = y != self.target
+        return self._triggered(x[others], x), torch.full_like(y[others], self.target)
+
+    def _triggered(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        bright = 255 if x.dtype == torch.uint8 else like.max()
+        if x.dim() >= 3:
+            x[..., : self.size, : self.size] = bright
+        else:
+            x.view(len(x), -1)[:, : self.size] = bright
+        return x
+
+    def _check(self, y: torch.Tensor, classes: int) -> None:
+        if y.is_floating_point():
+            raise FedalignError("a backdoor needs a task with classes; this one has none")
+        if self.target >= classes:
+            raise FedalignError(f"target is {self.target}, but there are {classes} classes, from 0 to {classes - 1}")

@@ -1,0 +1,150 @@
+"""The hostile clients of one simulated run: their data, what they report, and what they send in place of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from fedalign.attacks.adversary import Adversary
+from fedalign.attacks.attack import Samples, Scene, Updates
+from fedalign.data.federation import Federation, Rows
+from fedalign.data.samples import Pool
+from fedalign.errors import FedalignError
+from fedalign.protocol.roster import Roster
+from fedalign.rules.rule import Broadcast, Measure, Split
+from fedalign.training.randomness import Purpose, hashed
+
+
+class HostileClients:
+    """An adversary's clients in a federation. Everything is a function of the seed and the round; there is no state."""
+
+    def __init__(self, adversary: Adversary, federation: Federation, seed: int, rounds: int) -> None:
+        self.adversary, self._federation, self._seed, self._rounds = adversary, federation, seed, rounds
+        self.clients = hostile_clients(adversary, federation.roster, seed)
+        self._poisoned: Pool | None = None
+        self._rows: dict[tuple[int, str], Rows] = {}
+        if self.clients and any(attack.changes_data for attack in adversary.attacks):
+            self._poison()
+        self._trigger = next((attack for attack in adversary.attacks if attack.has_trigger), None)
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The samples that only the adversary has, for the engine to hold."""
+        return [pool for pool in (self._poisoned, self.stamped) if pool is not None]
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The roster with the sample counts that clients claim."""
+        honest = self._federation.roster
+        if self.adversary.samples == 1:
+            return honest
+        claimed = {k: max(1, round(honest.samples[k] * self.adversary.samples)) for k in self.clients}
+        return replace(honest, samples=tuple(claimed.get(k, n) for k, n in enumerate(honest.samples)))
+
+    def active(self, k: int, round: int) -> bool:
+        """Say whether a client is hostile in a round."""
+        return k in self.clients and self.adversary.active(round, self._rounds)
+
+    def crafts(self, round: int) -> bool:
+        """Say whether updates are changed in a round."""
+        changes = any(attack.changes_updates for attack in self.adversary.attacks)
+        return changes and bool(self.clients) and self.adversary.active(round, self._rounds)
+
+    def data(self, k: int, split: Split, round: int) -> tuple[Pool, Rows]:
+        """Return the pool and the rows that a client measures or trains on; its test data stay as they are."""
+        if self._poisoned is not None and (k, split) in self._rows and self.active(k, round):
+            return self._poisoned, self._rows[k, split]
+        return self._federation.pool, self._federation.clients[k].rows(split)
+
+    def report(self, own: Measure, broadcast: Broadcast) -> Measure | None:
+        """Return the measure that a hostile client claims; None: its own, and it follows the rule."""
+        kind = self.adversary.report
+        if kind == "truthful":
+            return None
+        factor = {"aligned": 1.0, "high": 100.0, "low": 0.01}[kind]
+        accuracy = broadcast.accuracy if kind == "aligned" else {"high": 0.0, "low": 1.0}[kind]
+        return Measure(broadcast.loss * factor, None if own.accuracy is None else accuracy, own.samples)
+
+    def craft(
+        self, models: Mapping[int, torch.Tensor], received: torch.Tensor, size: int, round: int
+    ) -> dict[int, torch.Tensor]:
+        """Return the models that the hostile clients send, given all models that clients trained in the round.
+
+        ``size`` is the number of trainable numbers, the first ones of a model.
+        """
+        hostile = {k: model for k, model in models.items() if self.active(k, round)}
+        if not hostile:
+            return {}
+        own: Mapping[int, torch.Tensor] = {k: model[:size] - received[:size] for k, model in hostile.items()}
+        honest = [model[:size] - received[:size] for k, model in models.items() if k not in hostile]
+        seen = honest if self.adversary.knows == "all" and honest else list(own.values())
+        known, scene = torch.stack(seen), Scene(self._seed, round, self._rounds)
+        sent = {k: model.clone() for k, model in hostile.items()}
+        for attack in self.adversary.attacks:
+            if not attack.changes_updates:
+                continue
+            own = attack.send(Updates(own, known), scene)
+            for model in sent.values():
+                model[size:] = attack.spoil(model[size:])
+        for k, model in sent.items():
+            if own[k].shape != (size,):
+                raise FedalignError(f"an attack sends an update of shape {tuple(own[k].shape)}, not {(size,)}")
+            model[:size] = received[:size] + own[k]
+        return sent
+
+    @cached_property
+    def stamped(self) -> Pool | None:
+        """The priority clients' test samples with the trigger, labelled as the attackers want; None without one."""
+        if self._trigger is None or not self.clients:
+            return None
+        clients = [client for client in self._federation.clients if client.priority and len(client.test)]
+        if not clients:
+            return None
+        rows = np.unique(np.concatenate([client.test for client in clients]))
+        pool = self._federation.pool
+        x, y = self._trigger.stamp((pool.x[rows], pool.y[rows]))
+        return Pool(x, y, pool.mean, pool.std) if len(y) else None
+
+    def _poison(self) -> None:
+        """Make the hostile clients' samples: training and held-out data, passed through all attacks on data."""
+        pool, classes = self._federation.pool, 0
+        if pool.has_classes:
+            classes = int(pool.y.max()) + 1
+        parts: list[Samples] = []
+        offset = 0
+        for k in sorted(self.clients):
+            for place, split in enumerate(("train", "heldout")):
+                rows = self._federation.clients[k].rows(split)  # type: ignore[arg-type]
+                if not len(rows):
+                    continue
+                samples: Samples = pool.x[rows], pool.y[rows]
+                for attack in self.adversary.attacks:
+                    samples = attack.poison(samples, classes, int(hashed(self._seed, k, place)) >> 1)
+                parts.append(samples)
+                self._rows[k, split] = np.arange(offset, offset + len(rows), dtype=np.int64)
+                offset += len(rows)
+        self._poisoned = Pool(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), pool.mean, pool.std)
+
+
+def hostile_clients(adversary: Adversary, roster: Roster, seed: int) -> frozenset[int]:
+    """Return the clients that are hostile: those that are named, or a fraction of the free clients, drawn by the seed.
+
+    A larger fraction contains a smaller one's clients.
+
+    >>> roster = Roster(tuple("abcde"), (True, False, False, False, False), (1,) * 5)
+    >>> len(hostile_clients(Adversary("zero", fraction=0.5), roster, seed=0))
+    2
+    """
+    free = [k for k, priority in enumerate(roster.priority) if not priority]
+    if adversary.clients is not None:
+        numbers = {name: k for k, name in enumerate(roster.names)}
+        for name in adversary.clients:
+            if numbers.get(str(name)) not in free:
+                raise FedalignError(f"adversary.clients names {name!r}, which is no free client")
+        return frozenset(numbers[str(name)] for name in adversary.clients)
+    order = sorted(free, key=lambda k: int(hashed(seed, Purpose.ADVERSARY, k)))
+    return frozenset(order[: round(adversary.fraction * len(free))])
