@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -111,13 +112,26 @@ class Aggregation:
         self._aggregator, self._mixes, self._size = aggregator, mixes, size
         self._like: torch.Tensor | None = None
         self._parts = [aggregator.start() for _ in mixes]
+        self._anchors = {mix.anchor: Anchor(mix.anchor, size) for mix in mixes if mix.anchor}
+        self._waiting: list[tuple[int, torch.Tensor]] = []
 
     def add(self, client: int, model: torch.Tensor, received: torch.Tensor) -> None:
         """Add a client's model to the aggregates that it has a share in; ``received`` is what it trained from."""
         self._like = received
+        for anchor in self._anchors.values():
+            anchor.add(client, model, received)
+        self._waiting.append((client, model))
+        if all(anchor.complete for anchor in self._anchors.values()):
+            for k, one in self._waiting:
+                self._add(k, one, received)
+            self._waiting = []
+
+    def _add(self, client: int, model: torch.Tensor, received: torch.Tensor) -> None:
         for mix, part in zip(self._mixes, self._parts, strict=True):
             if client in mix.shares:
                 moved = scaled(model, received, mix.step.get(client, 1.0), self._size)
+                if mix.anchor:
+                    moved = self._anchors[mix.anchor].bound(client, moved, received, mix.within)
                 part.add(moved, mix.shares[client])
 
     def results(self) -> tuple[torch.Tensor, ...]:
@@ -143,6 +157,47 @@ def scaled(model: torch.Tensor, received: torch.Tensor, step: float, size: int) 
     moved = model.clone()
     moved[:size] = received[:size] + (model[:size] - received[:size]) * step
     return moved
+
+
+class Anchor:
+    """Trusted clients of a mix, which bound what the other clients' updates may do."""
+
+    def __init__(self, clients: Sequence[int], size: int) -> None:
+        self._missing, self._size = set(clients), size
+        self._clients = frozenset(clients)
+        self._updates: list[torch.Tensor] = []
+        self._rest: list[torch.Tensor] = []
+        self._bounds: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all trusted clients' models are there."""
+        return not self._missing
+
+    def add(self, client: int, model: torch.Tensor, received: torch.Tensor) -> None:
+        """Take a model, if it is a trusted client's."""
+        if client in self._missing:
+            self._missing.discard(client)
+            self._updates.append(model[: self._size] - received[: self._size])
+            self._rest.append(model[self._size :])
+
+    def bound(self, client: int, model: torch.Tensor, received: torch.Tensor, within: float) -> torch.Tensor:
+        """Return a client's model with the anchor's statistics, and its update within the anchor's bounds."""
+        if self._bounds is None:
+            stacked = torch.stack(self._updates)
+            centre = stacked.mean(0)
+            spread = stacked.std(0) if len(stacked) > 1 else centre.abs()
+            self._bounds = centre, spread, torch.stack(self._rest).mean(0)
+        centre, spread, rest = self._bounds
+        if client in self._clients:
+            return model
+        moved = model.clone()
+        moved[self._size :] = rest
+        if within < math.inf:
+            update = moved[: self._size] - received[: self._size]
+            update = torch.maximum(torch.minimum(update, centre + within * spread), centre - within * spread)
+            moved[: self._size] = received[: self._size] + update
+        return moved
 
 
 def clients_of(mixes: Iterable[Mix]) -> set[int]:

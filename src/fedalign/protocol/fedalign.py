@@ -106,6 +106,7 @@ def compare(offers: Offers, log: RoundLog) -> Generator[Request, Any, Offers]:
     """Compare every update with the priority clients' mean update, for rules that decide by updates."""
     compared = yield Compare(shares(log.present, log.trained), tuple(sorted([*log.trained, *offers])))
     log.refuse(compared.refused)
+    log.similarities = compared.similarities
     return {k: replace(offers[k], similarity=compared.similarities[k]) for k in offers if k not in compared.refused}
 
 

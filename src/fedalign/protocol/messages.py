@@ -8,6 +8,7 @@ A model is opaque here: anything that can be scaled by a number and added (torch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,11 +113,15 @@ class Compared:
 class Mix:
     """The shares of clients in an aggregate, which sum to 1.
 
-    ``step`` multiplies a client's update before aggregation.
+    ``step`` multiplies a client's update before aggregation. With an ``anchor``, trusted clients among those of the
+    mix, the numbers that are not trained (BatchNorm's statistics) are those of the anchor alone. ``within`` then limits
+    every coordinate of the others' updates to the anchor's mean, plus or minus so many of its standard deviations.
     """
 
     shares: Mapping[int, float]
     step: Mapping[int, float] = field(default_factory=dict)
+    anchor: tuple[int, ...] = ()
+    within: float = math.inf
 
 
 @dataclass(frozen=True)
