@@ -35,6 +35,7 @@ class Purpose(enum.IntEnum):
     DATA = 5
     EVALUATORS = 6
     DROPOUT = 7  # and every other random number that a model draws while it trains
+    BUCKETS = 9
 
 
 def _splitmix(z: U64) -> U64:
