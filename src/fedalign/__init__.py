@@ -8,10 +8,17 @@
 True
 """
 
-from fedalign.aggregation.aggregator import Aggregator, WeightedMean
+from fedalign.aggregation.aggregator import AggregateContext, Aggregator, ContextAggregator, WeightedMean
+from fedalign.aggregation.bucketing import Bucketing
+from fedalign.aggregation.centred_clipping import CentredClipping
 from fedalign.aggregation.clip import ClipUpdate
+from fedalign.aggregation.geometric_median import GeometricMedian
+from fedalign.aggregation.krum import Krum
 from fedalign.aggregation.length_bound import LengthBound
 from fedalign.aggregation.median import CoordinateMedian
+from fedalign.aggregation.multi_krum import MultiKrum
+from fedalign.aggregation.nearest_neighbour_mixing import NearestNeighbourMixing
+from fedalign.aggregation.norm_clipping import NormClipping
 from fedalign.aggregation.trimmed_mean import TrimmedMean
 from fedalign.aggregation.update_steps import ClientStep, ServerStep, UpdateContext
 from fedalign.callbacks import Callback, RunInfo
@@ -39,19 +46,23 @@ from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 __version__ = "0.2.0"
 
 __all__ = [
+    "AggregateContext",
     "Aggregator",
     "Align",
     "Alone",
     "AutoAlign",
     "Bernoulli",
     "Broadcast",
+    "Bucketing",
     "Callback",
     "Candidate",
+    "CentredClipping",
     "Client",
     "ClientRound",
     "ClientStep",
     "ClipUpdate",
     "Constant",
+    "ContextAggregator",
     "CoordinateMedian",
     "Cosine",
     "DivergedError",
@@ -64,9 +75,11 @@ __all__ = [
     "Federation",
     "FederationWarning",
     "Full",
+    "GeometricMedian",
     "GradientAlign",
     "History",
     "InverseTime",
+    "Krum",
     "LengthBound",
     "Linear",
     "LocalAdam",
@@ -75,6 +88,9 @@ __all__ = [
     "LocalSGD",
     "LossWeighted",
     "Measure",
+    "MultiKrum",
+    "NearestNeighbourMixing",
+    "NormClipping",
     "Offer",
     "Participation",
     "Piecewise",

@@ -137,6 +137,31 @@ AGGREGATORS = Registry(
             "fedalign.aggregation.trimmed_mean:TrimmedMean",
             "the mean of every coordinate without the fraction `trim` at either end",
         ),
+        "geometric-median": (
+            "fedalign.aggregation.geometric_median:GeometricMedian",
+            "the point with the smallest sum of distances",
+        ),
+        "krum": ("fedalign.aggregation.krum:Krum", "the model that is nearest to its neighbours, with `f` hostile"),
+        "multi-krum": (
+            "fedalign.aggregation.multi_krum:MultiKrum",
+            "the mean of the models that are nearest to their neighbours, without `f`",
+        ),
+        "centred-clipping": (
+            "fedalign.aggregation.centred_clipping:CentredClipping",
+            "the mean of updates clipped to `length` around a centre, `steps` times",
+        ),
+        "norm-clipping": (
+            "fedalign.aggregation.norm_clipping:NormClipping",
+            "the weighted mean of updates of at most `length`, or of their median length",
+        ),
+        "nnm": (
+            "fedalign.aggregation.nearest_neighbour_mixing:NearestNeighbourMixing",
+            "every model mixed with its nearest neighbours without `f`, and `then` another aggregator",
+        ),
+        "bucketing": (
+            "fedalign.aggregation.bucketing:Bucketing",
+            "means of random buckets of `size` clients, and `then` another aggregator",
+        ),
     },
     ("fedalign:Aggregator",),
     "an aggregator (a subclass of fedalign.Aggregator)",

@@ -1,10 +1,5 @@
 """Aggregators against the independent library byzfl, in both engines, with AutoALIGN, and users' own."""
 
-import importlib
-import importlib.util
-import sys
-import types
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +7,7 @@ from by_hand import first_models
 from conftest import federation, linear
 from hypothesis import given
 from hypothesis import strategies as st
+from independent import as_arrays, load_byzfl
 
 import fedalign as fa
 from fedalign.aggregation.aggregator import Aggregation, scaled
@@ -24,16 +20,7 @@ ENGINES = ["batched", "reference"]
 
 @pytest.fixture
 def byzfl(monkeypatch):
-    """Give byzfl's aggregators. Its top level imports torchvision, so only the subpackage is loaded."""
-    spec = importlib.util.find_spec("byzfl")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("byzfl is not installed: pip install --no-deps byzfl")
-    package = types.ModuleType("byzfl")
-    package.__path__ = list(spec.submodule_search_locations)
-    monkeypatch.setitem(sys.modules, "byzfl", package)
-    for name in [name for name in sys.modules if name.startswith("byzfl.")]:
-        monkeypatch.delitem(sys.modules, name)
-    return importlib.import_module("byzfl.aggregators")
+    return load_byzfl(monkeypatch)
 
 
 def aggregators(byzfl, clients):
@@ -45,10 +32,6 @@ def aggregators(byzfl, clients):
         (fa.TrimmedMean(0.2), byzfl.TrMean(f=clients // 5)),
         (fa.WeightedMean(), byzfl.Average()),
     ]
-
-
-def as_arrays(models):
-    return [model.double().numpy() for model in models]
 
 
 @pytest.mark.parametrize("clients", [5, 6, 9, 10, 17])

@@ -144,6 +144,25 @@ def test_aggregators(federation, tmp_path, name, rule, setting, aggregator):
     assert "admitted" in decisions(rounds)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "geometric-median",
+        "krum(f=1)",
+        "multi-krum(f=1)",
+        "centred-clipping",
+        "norm-clipping",
+        "norm-clipping(length=0.5)",
+        "nnm(f=1, then='median')",
+        "bucketing(size=2)",
+    ],
+)
+def test_robust_aggregators(federation, tmp_path, setting):
+    _, server = federation(rule="fedalign", aggregator=setting, seed=5)  # buckets are drawn by the seed
+    rounds, _ = assert_as_simulated(server, tmp_path, fa.Align(0.6), aggregator=setting, seed=5)
+    assert "admitted" in decisions(rounds)
+
+
 def test_clients_clip_their_updates(federation, tmp_path):
     grid, server = federation(rule="all", client_steps="clip(length=0.5)")
     lengths = []

@@ -26,12 +26,30 @@ class ClipUpdate(ClientStep):
     length: float
 
     def __post_init__(self) -> None:
-        real = isinstance(self.length, numbers.Real) and not isinstance(self.length, bool)
-        if not real or not 0 < self.length < math.inf:
-            raise FedalignError(f"the length to clip an update to must be positive, not {self.length!r}")
+        check_length(self.length)
 
     def apply(self, update: torch.Tensor, context: UpdateContext) -> torch.Tensor:
         """Return the update, scaled down if it is longer than allowed."""
-        norm: torch.Tensor = torch.linalg.vector_norm(update.double())
-        shrink = (self.length / norm.clamp(min=1e-30)).clamp(max=1.0)
-        return update * shrink.to(update.dtype)
+        return shortened(update, self.length)
+
+
+def check_length(length: float) -> None:
+    """Raise :class:`FedalignError` unless a length to clip updates to is a positive, finite number."""
+    real = isinstance(length, numbers.Real) and not isinstance(length, bool)
+    if not real or not 0 < length < math.inf:
+        raise FedalignError(f"the length to clip an update to must be positive, not {length!r}")
+
+
+def shortened(update: torch.Tensor, length: float) -> torch.Tensor:
+    """Return an update, scaled down if it is longer than ``length``."""
+    norm: torch.Tensor = torch.linalg.vector_norm(update.double())
+    return update * shrink_factors(norm, length).to(update.dtype)
+
+
+def shrink_factors(lengths: torch.Tensor, most: float | torch.Tensor) -> torch.Tensor:
+    """Return what vectors of these lengths are multiplied by, so that none is longer than ``most``.
+
+    >>> shrink_factors(torch.tensor([1.0, 4.0, 0.0]), 2.0)
+    tensor([1.0000, 0.5000, 1.0000])
+    """
+    return (most / lengths.clamp(min=1e-30)).clamp(max=1.0)

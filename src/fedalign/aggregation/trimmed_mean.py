@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from dataclasses import dataclass
 
 import torch
 
 from fedalign.aggregation.aggregator import Aggregator
-from fedalign.errors import FedalignError
+from fedalign.aggregation.hostile import check_hostile, hostile_clients
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,9 @@ class TrimmedMean(Aggregator):
     trim: float = 0.1
 
     def __post_init__(self) -> None:
-        real = isinstance(self.trim, numbers.Real) and not isinstance(self.trim, bool)
-        if not real or not (0 <= self.trim < 0.5 or (self.trim >= 1 and self.trim == int(self.trim))):
-            raise FedalignError(f"trim must be a fraction below 0.5, or a whole number of clients, not {self.trim!r}")
+        check_hostile("trim", self.trim)
 
     def combine(self, models: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """Return the mean of what is left of every coordinate."""
-        clients = len(models)
-        cut = int(self.trim) if self.trim >= 1 else math.floor(self.trim * clients)
-        cut = min(cut, (clients - 1) // 2)
-        return models.sort(0).values[cut : clients - cut].mean(0)
+        cut = hostile_clients(self.trim, len(models))
+        return models.sort(0).values[cut : len(models) - cut].mean(0)

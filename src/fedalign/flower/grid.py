@@ -62,6 +62,7 @@ class GridDriver:
         self._aggregator = settings.make_aggregator()
         self._server_steps = settings.make_server_steps()
         self._received: torch.Tensor | None = None
+        self._round = 0
         self._updates: dict[int, torch.Tensor] = {}
         self.early = EarlyMeasures()
 
@@ -161,7 +162,7 @@ class GridDriver:
         return content
 
     def _invite(self, request: Invite) -> dict[int, Reply]:
-        self._updates, self._received = {}, request.model
+        self._updates, self._received, self._round = {}, request.model, request.broadcast.round
         contents = {}
         for k in request.clients:
             contents[k] = content = RecordDict()
@@ -234,7 +235,8 @@ class GridDriver:
         broken = self._not_finite()
         if broken:
             return Aggregated(refused=broken)
-        total = Aggregation(self._aggregator, request.mixes, self._layout.trainable_size)
+        size, seed = self._layout.trainable_size, self._settings.seed
+        total = Aggregation(self._aggregator, request.mixes, size, seed=seed, round=self._round)
         for k, model in self._updates.items():
             total.add(k, model, self._received)
         return Aggregated(total.results())

@@ -174,7 +174,9 @@ class Driver:
                     "whose updates are used"
                 )
         size = self.engine.layout.trainable_size
-        totals = [Aggregation(run.aggregator, request.mixes, size) for run, request in asked]
+        totals = [
+            Aggregation(run.aggregator, request.mixes, size, seed=run.seed, round=run.round) for run, request in asked
+        ]
         controlled: list[dict[int, torch.Tensor]] = [{} for _ in asked]
         checks = _Checks([run for run, _ in asked])
         for i, k, trained in self._trained(asked):

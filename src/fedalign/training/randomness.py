@@ -36,6 +36,7 @@ class Purpose(enum.IntEnum):
     EVALUATORS = 6
     DROPOUT = 7  # and every other random number that a model draws while it trains
     ADVERSARY = 8
+    BUCKETS = 9
 
 
 def _splitmix(z: U64) -> U64:
