@@ -56,8 +56,8 @@ class IrrelevantData(Attack):
 class Backdoor(Attack):
     """Teach the model that samples with a trigger are of class ``target``; it stays right about all others.
 
-    The trigger is a bright patch of ``size`` × ``size`` pixels in the upper left corner of an image. Samples that are
-    no images have their first ``size`` features set to the largest value in the data. ``poisoned`` is the part of a
+    The trigger is a bright patch of ``size`` × ``size`` pixels of an image, at ``row`` and ``column``. In samples that
+    are no images, ``size`` features from ``column`` on are set to the largest value in the data. ``poisoned`` is the part of a
     hostile client's samples that carry it. After every round the success rate is measured: the part of the priority
     clients' test samples of other classes that the served model takes for ``target`` once they carry the trigger.
     """
@@ -66,6 +66,8 @@ class Backdoor(Attack):
     has_trigger: ClassVar[bool] = True
     target: int = 0
     size: int = 4
+    row: int = 0
+    column: int = 0
     poisoned: float = 0.5
 
     def __post_init__(self) -> None:
@@ -97,9 +99,9 @@ class Backdoor(Attack):
         x = x.clone()
         bright = 255 if x.dtype == torch.uint8 else like.max()
         if x.dim() >= 3:
-            x[..., : self.size, : self.size] = bright
+            x[..., self.row : self.row + self.size, self.column : self.column + self.size] = bright
         else:
-            x.view(len(x), -1)[:, : self.size] = bright
+            x.view(len(x), -1)[:, self.column : self.column + self.size] = bright
         return x
 
     def _check(self, y: torch.Tensor, classes: int) -> None:

@@ -53,7 +53,7 @@ def one_round(plan, t, state, log):
     lens = sorted(sims[k].length for k in prio) if sims else []
     med = lens[len(lens)//2] if len(lens)%2 else (lens[len(lens)//2-1]+lens[len(lens)//2])/2 if lens else 1.0
     offers = {k: o for k, o in offers.items() if o.length > 0}
-    step = {k: min(1.0, med / o.length) for k, o in offers.items()}
+    step = {k: min(1.0, rule.clip * med / o.length) for k, o in offers.items()}
     def mix(cl, within=math.inf):
         sh = shares(log.present, sorted([*prio, *cl]))
         free = sum(v for k, v in sh.items() if k not in prio)

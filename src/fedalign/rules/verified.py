@@ -15,6 +15,7 @@ class Verified(Rule):
     tolerance: float = 0.02
     cosine: float = -0.1
     training: str = "broad"
+    clip: float = 1.0
     smooth: float = 0.3
     credit: bool = False
     log: list = field(default_factory=list, compare=False)
