@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedalign.aggregation.aggregator import Aggregation
+from fedalign.aggregation.buffer_checks import BufferReader
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
 from fedalign.flower.early_measures import EarlyMeasures, Key, digest
@@ -61,6 +62,7 @@ class GridDriver:
         self._match_on = self._rule.match_on or settings.match_on
         self._aggregator = settings.make_aggregator()
         self._server_steps = settings.make_server_steps()
+        self._buffers = BufferReader(layout)
         self._received: torch.Tensor | None = None
         self._updates: dict[int, torch.Tensor] = {}
         self.early = EarlyMeasures()
@@ -197,12 +199,7 @@ class GridDriver:
 
     def _check(self, replies: dict[int, Reply], invited: Iterable[int]) -> None:
         """Refuse updates that fail the checks, unless that leaves too little of the priority clients' weight."""
-        assert self._received is not None
-        size = self._layout.trainable_size
-        facts = {
-            k: UpdateFacts(bool(torch.isfinite(model).all()), float(length_of(model, self._received, size)))
-            for k, model in self._updates.items()
-        }
+        facts = {k: self._facts(model) for k, model in self._updates.items()}
         refused = refusals(facts, [k for k in facts if self.members.is_priority(k)], self._server_steps)
         if not self._enough(k for k in facts if k not in refused):
             if not self._enough(facts):
@@ -215,6 +212,13 @@ class GridDriver:
             assert isinstance(reply, Offered)
             replies[k] = Refused(reply.own, why)
             del self._updates[k]
+
+    def _facts(self, model: torch.Tensor) -> UpdateFacts:
+        assert self._received is not None
+        length = float(length_of(model, self._received, self._layout.trainable_size))
+        reads, received = self._buffers.reads_something, self._received
+        buffers = self._buffers.facts(self._buffers.summary(model, received).tolist()) if reads else None
+        return UpdateFacts(bool(torch.isfinite(model).all()), length, buffers)
 
     def _enough(self, clients: Iterable[int]) -> bool:
         return self.members.weight(clients) >= self._settings.quorum - 1e-9
