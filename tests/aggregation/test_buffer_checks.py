@@ -119,7 +119,7 @@ def test_the_scale_is_that_of_the_batches(momentum):
     for batch in x.split(10):
         module(batch)
     reader = BufferReader(layout)
-    scale = reader.facts(reader.summary(layout.flatten(module), received).tolist()).layers["1"].scale
+    scale = reader.read(layout.flatten(module), received).layers["1"].scale
     hidden = module[0](x)
     assert 0.1 < scale / hidden.std(0).max().item() < 1e3  # float32 cannot tell more beside a variance of 1e8
     assert module[1].running_var.max() > 1e7
@@ -148,7 +148,9 @@ def test_the_length_bound_counts_trainable_weights_alone():
 
 
 def test_models_without_buffers_are_not_read():
-    assert not BufferReader(Layout(nn.Linear(2, 2))).reads_something
+    reader, flat = BufferReader(Layout(nn.Linear(2, 2))), torch.zeros(6)
+    assert not reader.reads_something
+    assert reader.read(flat, flat) is None
 
 
 def test_without_a_priority_client_there_is_no_scale():
@@ -156,8 +158,6 @@ def test_without_a_priority_client_there_is_no_scale():
     reader, flat = BufferReader(layout), layout.flatten(normalised())
     moved = flat.clone()
     moved[layout.places["1.running_var"]] = 1e9
-    facts = reader.facts(reader.summary(moved, flat).tolist())
+    facts = reader.read(moved, flat)
     assert wrong_buffers(facts, []) is None
-    assert "times those of the priority clients" in wrong_buffers(
-        facts, [reader.facts(reader.summary(flat, flat).tolist())]
-    )
+    assert "times those of the priority clients" in wrong_buffers(facts, [reader.read(flat, flat)])

@@ -115,6 +115,10 @@ class BufferReader:
         moved = zip(self._others, numbers[5 * many :], strict=True)
         return BufferFacts(layers, frozenset(name for (name, _), yes in moved if yes))
 
+    def read(self, model: torch.Tensor, received: torch.Tensor) -> BufferFacts | None:
+        """Return the facts of one model at once; None if there is nothing to read."""
+        return self.facts(self.summary(model, received).tolist()) if self.reads_something else None
+
     def _on(self, device: torch.device) -> dict[str, torch.Tensor]:
         if self._index["layer"].device != device:
             self._index = {name: index.to(device) for name, index in self._index.items()}

@@ -46,7 +46,11 @@ from fedalign.simulation.engine.layout import Layout
 log = logging.getLogger("flwr")
 
 
-class BelowQuorumError(Exception):
+class RoundFailedError(Exception):
+    """Raised when a round gives no model to go on from; it is repeated, and then the run pauses."""
+
+
+class BelowQuorumError(RoundFailedError):
     """Raised when the priority clients that answered have less weight than the quorum."""
 
 
@@ -216,16 +220,13 @@ class GridDriver:
     def _facts(self, model: torch.Tensor) -> UpdateFacts:
         assert self._received is not None
         length = float(length_of(model, self._received, self._layout.trainable_size))
-        reads, received = self._buffers.reads_something, self._received
-        buffers = self._buffers.facts(self._buffers.summary(model, received).tolist()) if reads else None
-        return UpdateFacts(bool(torch.isfinite(model).all()), length, buffers)
+        return UpdateFacts(bool(torch.isfinite(model).all()), length, self._buffers.read(model, self._received))
 
     def _enough(self, clients: Iterable[int]) -> bool:
         return self.members.weight(clients) >= self._settings.quorum - 1e-9
 
     def _compare(self, request: Compare) -> Compared:
-        broken = self._not_finite()
-        if broken:
+        if broken := self._not_finite():
             return Compared({}, broken)
         size, received = self._layout.trainable_size, self._received
         assert received is not None
@@ -235,8 +236,7 @@ class GridDriver:
 
     def _aggregate(self, request: Aggregate) -> Aggregated:
         assert self._received is not None
-        broken = self._not_finite()
-        if broken:
+        if broken := self._not_finite():
             return Aggregated(refused=broken)
         total = Aggregation(self._aggregator, request.mixes, self._layout.trainable_size)
         for k, model in self._updates.items():
