@@ -61,15 +61,15 @@ class GridDriver:
         self._grid, self._settings, self._file, self._layout = grid, settings, roster, layout
         self.exchange = Exchange(grid, settings.timeout)
         strangers = [entry for entry in self._connected().values() if entry not in roster.entries]
-        self.members = Members([*roster.entries, *sorted(strangers, key=lambda entry: entry.key)], settings.free_cap)
+        entries = [*roster.entries, *sorted(strangers, key=lambda entry: entry.key)]
+        self.members = Members(entries, settings.free_cap, settings.free_total or math.inf)
         self._rule = settings.make_rule()
         self._match_on = self._rule.match_on or settings.match_on
         self._aggregator = settings.make_aggregator()
         self._server_steps = settings.make_server_steps()
-        self._buffers = BufferReader(layout)
         self._received: torch.Tensor | None = None
         self._updates: dict[int, torch.Tensor] = {}
-        self.early = EarlyMeasures()
+        self._buffers, self.early = BufferReader(layout), EarlyMeasures()
 
     def answer(self, request: object) -> Any:
         """Answer one of an algorithm's requests.

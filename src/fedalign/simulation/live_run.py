@@ -15,6 +15,7 @@ from fedalign.data.federation import Federation
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import Present, Request, Result, RoundDone, Run, Snapshot, WhoIsThere
 from fedalign.protocol.records import RoundRecord
+from fedalign.protocol.roster import Roster
 from fedalign.simulation.engine.jobs import Trained, TrainJob
 from fedalign.simulation.scaffold import Controls
 from fedalign.training.optimizer import LocalOptimizer
@@ -36,6 +37,7 @@ class LiveRun:
     client_steps: Sequence[ClientStep] = ()
     server_steps: Sequence[ServerStep] = ()
     controls: Controls | None = None  #: SCAFFOLD's
+    roster: Roster | None = None  #: the federation's, with the caps of this run; None: without caps
     request: Request | None = None
     result: Result | None = None
     error: DivergedError | None = None
@@ -55,7 +57,7 @@ class LiveRun:
 
     def present(self, request: WhoIsThere) -> Present | None:
         """Draw the clients that can be reached, or those that evaluate; None: no evaluators of their own."""
-        roster = self.federation.roster
+        roster = self.roster or self.federation.roster
         draw = self.participation.draw if request.purpose == "train" else self.participation.draw_evaluators
         drawn = draw(request.round, roster, self.seed)
         if drawn is None:

@@ -189,6 +189,7 @@ def _live(spec: RunSpec, plan: Plan, model: ModelFactory | nn.Module, layout: La
         spec.client_steps,
         spec.server_steps,
         controls,
+        spec.roster,
     )
 
 
