@@ -101,11 +101,11 @@ def test_absurd_buffers_are_refused(monkeypatch, model, name, change, reason):
 @pytest.mark.parametrize("steps", [1, 8])
 def test_statistics_just_below_the_bound_cannot_grow_from_round_to_round(monkeypatch, steps):
     """With one local step the received statistics weigh 0.9 in everybody's: the bound must not follow them."""
-    tampered(monkeypatch, normalised, "1.running_var", lambda v: v * 30)
+    tampered(monkeypatch, normalised, "1.running_var", lambda v: v * 1000)
     local = fa.LocalSGD(lr=0.01, steps=steps, batch_size=10)
     result = fa.simulate(federation(), normalised, fa.Everyone(), 30, 0, local, device="cpu")
     assert {r.clients[HOSTILE].decision for r in result.history.rounds} == {"admitted", "refused"}
-    assert result.model[1].running_var.max() < 100
+    assert result.model[1].running_var.max() < 1e4
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

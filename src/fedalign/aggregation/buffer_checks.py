@@ -6,6 +6,7 @@ later loss NaN. Honest training keeps three properties, and an update without on
 - A variance and a batch counter are 0 or more.
 - A running statistic is a mean of the statistic received and those of the client's batches. So where it grew, it is on
   the scale of the client's activations: at most ``WIDEST`` times the scale of the priority clients', layer by layer.
+  Honest clients of other distributions, trained for long with a large learning rate, reach 10 times that scale.
 - A frozen parameter, or a constant buffer, stays as it was. What no priority client changed, no free client changes.
 
 How much a counter grows depends on how much data a client has, so that is no reason to refuse it. The exception are
@@ -23,7 +24,7 @@ import torch
 
 from fedalign.simulation.engine.layout import Layout
 
-WIDEST = 10.0  #: times the priority clients' scale that a free client's means and standard deviations may reach
+WIDEST = 100.0  #: times the priority clients' scale that a free client's means and standard deviations may reach
 MOST_STEPS = 1000.0  #: times the priority clients' steps that a counter may grow in a layer with ``momentum=None``
 LARGEST_COUNT = 2.0**53  #: larger counts are not exact, and soon they do not fit an integer
 
@@ -63,6 +64,8 @@ class BufferReader:
         rest = [(name, place) for name, place in layout.places.items() if place.start >= layout.trainable_size]
         self._others = [(n, place) for n, place in rest if place.start not in covered and place.stop > place.start]
         types = dict(zip(layout.names, layout.types, strict=True))
+        # Integers travel as floating-point numbers, whose mean is not exact; clients round them.
+        self._exact = [0.0 if types[name].is_floating_point else 0.5 for name, _ in self._others]
         self.reads_something = bool(self._layers or self._others)
         self._index = {
             "means": _join([layer.mean for layer in self._layers]),
@@ -72,10 +75,6 @@ class BufferReader:
             "counts": torch.tensor([layer.counter is not None for layer in self._layers]),
             "keeps": torch.tensor([1 - (layer.momentum or 0.0) for layer in self._layers], dtype=torch.float64),
             "averages": torch.tensor([layer.momentum is None for layer in self._layers]),
-            "others": _join([place for _, place in self._others]),
-            "other": _numbered([place for _, place in self._others]),
-            # Integers travel as floating-point numbers, whose mean is not exact; clients round them.
-            "exact": torch.tensor([0.0 if types[name].is_floating_point else 0.5 for name, _ in self._others]),
         }
 
     def summary(self, model: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
@@ -100,8 +99,9 @@ class BufferReader:
             parts += [_by(at["layer"], variance, len(count), "amin"), _by(at["layer"], wide, len(count))]
             parts += [_by(at["layer"], scale, len(count)), count, steps]
         if self._others:
-            moved = (model[at["others"]] - received[at["others"]]).abs() > at["exact"][at["other"]]
-            parts.append(_by(at["other"], moved.double(), len(self._others)))
+            # One after another: frozen parameters may be nearly the whole model.
+            moves = [(model[place] - received[place]).abs().amax() for _, place in self._others]
+            parts.append(torch.stack(moves).double())
         return torch.cat(parts)
 
     def facts(self, numbers: Sequence[float]) -> BufferFacts:
@@ -112,8 +112,8 @@ class BufferReader:
             layer.layer: LayerFacts(lowest[i], widest[i], scale[i], count[i], steps[i], layer.momentum is None)
             for i, layer in enumerate(self._layers)
         }
-        moved = zip(self._others, numbers[5 * many :], strict=True)
-        return BufferFacts(layers, frozenset(name for (name, _), yes in moved if yes))
+        moves = zip(self._others, numbers[5 * many :], self._exact, strict=True)
+        return BufferFacts(layers, frozenset(name for (name, _), move, exact in moves if move > exact))
 
     def read(self, model: torch.Tensor, received: torch.Tensor) -> BufferFacts | None:
         """Return the facts of one model at once; None if there is nothing to read."""
