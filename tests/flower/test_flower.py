@@ -197,6 +197,14 @@ def test_a_huge_sample_count_is_capped(federation, tmp_path):
     assert shares[5] == pytest.approx(12 / 96 * sum(shares[:2]))
 
 
+def test_all_free_clients_together_are_capped(federation, tmp_path):
+    _, server = federation(rule="all", rounds=2, free_total=0.4)
+    server().run()
+    shares = [c.weight for c in history(tmp_path)[1].clients]
+    assert sum(shares[2:]) == pytest.approx(0.4 * sum(shares[:2]))
+    assert all(share > 0 for share in shares)
+
+
 def test_a_lost_free_node_is_lost_and_no_more(federation, tmp_path):
     grid, server = federation(rule="all")
     fallen = []
@@ -488,7 +496,9 @@ repeats = 3
 longest = 10.0
 free-cap = 1.0
 """
-NEW_SETTINGS = {"loss", "optimizer", "aggregator", "client_steps", "server_steps", "trackers"}  # since version 0.1
+NEW_SETTINGS = {  # since version 0.1
+    "loss", "optimizer", "aggregator", "client_steps", "server_steps", "trackers", "free_total"
+}  # fmt: skip
 
 
 def test_an_app_of_the_first_version_still_reads(federation, tmp_path):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_resumes_alike, blobs
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import fedalign as fa
@@ -216,6 +218,41 @@ def test_loss_weights_take_over_what_the_inner_rule_is():
 
     found = fa.LossWeighted(power=1, rule=Halved()).select({2: Offer(Measure(3.0, None, 1))}, Broadcast(0, 1.0))
     assert found.scale[2] == pytest.approx(1.5)
+
+
+LIE = 1e300
+
+
+def test_power_of_choice_does_not_believe_absurd_losses():
+    losses = {2: 0.5, 3: LIE, 4: 2.0, 5: -LIE, 6: 9.9}
+    offers = {k: Offer(Measure(loss, None, 1)) for k, loss in losses.items()}
+    found = fa.PowerOfChoice(clients=2).select(offers, Broadcast(0, 1.0))
+    assert found.clients == (4, 6)
+    assert found.reasons[3] == "loss 1e+300, more than 10 times F, is not believed"
+    assert fa.PowerOfChoice(clients=2, most=5).select(offers, Broadcast(0, 1.0)).clients == (2, 4)
+    assert fa.PowerOfChoice(clients=2, most=math.inf).select(offers, Broadcast(0, 1.0)).clients == (3, 6)
+    # A loss may be negative, as a log-likelihood is.
+    assert fa.PowerOfChoice(clients=2).select(offers, Broadcast(0, -1.0)).clients == (2, 4)
+    assert fa.PowerOfChoice(clients=2).select(offers, Broadcast(0, 0.0)).clients == (5,)
+
+
+@given(
+    loss=st.floats(allow_nan=False, allow_infinity=False),
+    base=st.floats(-1e6, 1e6),
+    power=st.floats(-20, 20),
+    most=st.floats(1, 1e6),
+)
+def test_a_reported_loss_moves_a_weight_by_at_most_the_bound(loss, base, power, most):
+    offers = {2: Offer(Measure(loss, None, 1))}
+    found = fa.LossWeighted(power, most=most).select(offers, Broadcast(0, base))
+    assert 0 <= found.scale[2] <= most
+
+
+@pytest.mark.parametrize("most", [0, 0.5, math.nan, True, "much"])
+@pytest.mark.parametrize("rule", [fa.PowerOfChoice, fa.LossWeighted])
+def test_the_bound_on_losses_is_checked(rule, most):
+    with pytest.raises(fa.FedalignError, match="most must be a number of at least 1"):
+        rule(most=most)
 
 
 def test_fedavgm_without_momentum_is_fedavg():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -41,6 +42,11 @@ def _at_least_one(instance: Any, attribute: attrs.Attribute[int], value: int) ->
         raise FedalignError(f"{attribute.name} must be at least 1, not {value}")
 
 
+def _positive(instance: Any, attribute: attrs.Attribute[float], value: float) -> None:
+    if not value > 0:
+        raise FedalignError(f"{attribute.name} must be a positive number, or inf for no cap, not {value}")
+
+
 def _names_a_folder(instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
     if not NAME.fullmatch(value):
         raise FedalignError(
@@ -70,6 +76,8 @@ class TopLevel:
     epsilon: int | float | Schedule = 0.2
     match: Literal["loss", "accuracy"] = "loss"
     match_on: Literal["heldout", "train"] = "heldout"
+    free_cap: int | float = attrs.field(default=math.inf, validator=_positive)
+    free_total: int | float = attrs.field(default=math.inf, validator=_positive)
     device: str = "auto"
     tf32: bool = False
     theory: bool = False

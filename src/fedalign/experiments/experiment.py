@@ -131,6 +131,8 @@ class Experiment:
             aggregator=self.aggregator,
             client_steps=self.client_steps,
             server_steps=self.server_steps,
+            free_cap=self.settings["free_cap"],
+            free_total=self.settings["free_total"],
             callbacks=[] if theory is None or isinstance(rule, Alone) else [theory.for_run()],
             name=arm,
         )

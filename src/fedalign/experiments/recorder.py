@@ -20,6 +20,8 @@ from fedalign.simulation.simulation import SimulationResult
 class Recorder(Callback):
     """Writes rounds as they come, checkpoints, and the final model.
 
+    A round whose model has a loss or a number that is not finite is written into the log and is no checkpoint: a run
+    cannot go on from it. The last good round before it stays the checkpoint.
     ``every`` says after how many rounds a checkpoint is written; the last one before an interruption always is.
     Without a ``federation``, as over Flower, there are no clients' test figures to write.
     """
@@ -33,7 +35,8 @@ class Recorder(Callback):
     def on_snapshot(self, record: RoundRecord, snapshot: Snapshot) -> None:
         """Write the round into the log, and a checkpoint when one is due."""
         mark = self._store.append(record)
-        self._pending = mark, snapshot
+        if has_finite_losses(record):
+            self._pending = mark, snapshot
         if mark.rounds % self._every == 0 or mark.rounds == self._rounds:
             self.close()
 
@@ -53,8 +56,23 @@ class Recorder(Callback):
     def close(self) -> None:
         """Make the last finished round a checkpoint."""
         if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self._store.checkpoint(*pending)
+            (mark, snapshot), self._pending = self._pending, None
+            if is_finite(snapshot):
+                self._store.checkpoint(mark, snapshot)
+
+
+def has_finite_losses(record: RoundRecord) -> bool:
+    """Say whether all losses that the priority clients measured of a round's model are finite."""
+    return all(loss is None or math.isfinite(loss) for loss in (record.test_loss, record.train_loss))
+
+
+def is_finite(snapshot: Snapshot) -> bool:
+    """Say whether all numbers of a snapshot are finite.
+
+    >>> is_finite(Snapshot(3, {"model": torch.tensor([1.0, torch.nan])}))
+    False
+    """
+    return all(bool(torch.isfinite(torch.as_tensor(tensor)).all()) for tensor in snapshot.tensors.values())
 
 
 def client_rows(federation: Federation, result: SimulationResult) -> list[dict[str, Any]]:

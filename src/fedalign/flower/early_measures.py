@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 
 import torch
@@ -34,6 +35,10 @@ class EarlyMeasures:
     def forget(self) -> None:
         """Drop everything, so that the clients are asked again."""
         self._known = {}
+
+    def not_finite(self) -> list[int]:
+        """Return the clients that measured a loss which is not finite."""
+        return sorted({key[2] for key, measure in self._known.items() if not math.isfinite(measure.loss)})
 
     def recall(self, request: Evaluate) -> list[Measures] | None:
         """Return the reply to a request if all that it asks for is known, else None."""

@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedalign.aggregation.aggregator import Aggregation
+from fedalign.aggregation.buffer_checks import BufferReader
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
 from fedalign.flower.early_measures import EarlyMeasures, Key, digest
@@ -45,7 +46,11 @@ from fedalign.simulation.engine.layout import Layout
 log = logging.getLogger("flwr")
 
 
-class BelowQuorumError(Exception):
+class RoundFailedError(Exception):
+    """Raised when a round gives no model to go on from; it is repeated, and then the run pauses."""
+
+
+class BelowQuorumError(RoundFailedError):
     """Raised when the priority clients that answered have less weight than the quorum."""
 
 
@@ -56,7 +61,8 @@ class GridDriver:
         self._grid, self._settings, self._file, self._layout = grid, settings, roster, layout
         self.exchange = Exchange(grid, settings.timeout)
         strangers = [entry for entry in self._connected().values() if entry not in roster.entries]
-        self.members = Members([*roster.entries, *sorted(strangers, key=lambda entry: entry.key)], settings.free_cap)
+        entries = [*roster.entries, *sorted(strangers, key=lambda entry: entry.key)]
+        self.members = Members(entries, settings.free_cap, settings.free_total or math.inf)
         self._rule = settings.make_rule()
         self._match_on = self._rule.match_on or settings.match_on
         self._aggregator = settings.make_aggregator()
@@ -64,7 +70,7 @@ class GridDriver:
         self._received: torch.Tensor | None = None
         self._round = 0
         self._updates: dict[int, torch.Tensor] = {}
-        self.early = EarlyMeasures()
+        self._buffers, self.early = BufferReader(layout), EarlyMeasures()
 
     def answer(self, request: object) -> Any:
         """Answer one of an algorithm's requests.
@@ -198,12 +204,7 @@ class GridDriver:
 
     def _check(self, replies: dict[int, Reply], invited: Iterable[int]) -> None:
         """Refuse updates that fail the checks, unless that leaves too little of the priority clients' weight."""
-        assert self._received is not None
-        size = self._layout.trainable_size
-        facts = {
-            k: UpdateFacts(bool(torch.isfinite(model).all()), float(length_of(model, self._received, size)))
-            for k, model in self._updates.items()
-        }
+        facts = {k: self._facts(model) for k, model in self._updates.items()}
         refused = refusals(facts, [k for k in facts if self.members.is_priority(k)], self._server_steps)
         if not self._enough(k for k in facts if k not in refused):
             if not self._enough(facts):
@@ -217,12 +218,16 @@ class GridDriver:
             replies[k] = Refused(reply.own, why)
             del self._updates[k]
 
+    def _facts(self, model: torch.Tensor) -> UpdateFacts:
+        assert self._received is not None
+        length = float(length_of(model, self._received, self._layout.trainable_size))
+        return UpdateFacts(bool(torch.isfinite(model).all()), length, self._buffers.read(model, self._received))
+
     def _enough(self, clients: Iterable[int]) -> bool:
         return self.members.weight(clients) >= self._settings.quorum - 1e-9
 
     def _compare(self, request: Compare) -> Compared:
-        broken = self._not_finite()
-        if broken:
+        if broken := self._not_finite():
             return Compared({}, broken)
         size, received = self._layout.trainable_size, self._received
         assert received is not None
@@ -232,8 +237,7 @@ class GridDriver:
 
     def _aggregate(self, request: Aggregate) -> Aggregated:
         assert self._received is not None
-        broken = self._not_finite()
-        if broken:
+        if broken := self._not_finite():
             return Aggregated(refused=broken)
         size, seed = self._layout.trainable_size, self._settings.seed
         total = Aggregation(self._aggregator, request.mixes, size, seed=seed, round=self._round)

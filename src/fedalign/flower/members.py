@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from fedalign.flower.roster_file import Entry
@@ -18,8 +19,8 @@ class Members:
     (100, 50)
     """
 
-    def __init__(self, entries: Sequence[Entry], free_cap: float) -> None:
-        self._entries, self._free_cap = list(entries), free_cap
+    def __init__(self, entries: Sequence[Entry], free_cap: float, free_total: float = math.inf) -> None:
+        self._entries, self._free_cap, self._free_total = list(entries), free_cap, free_total
         self._numbers = {entry.key: k for k, entry in enumerate(entries)}
         self._counts: dict[int, int] = {}
 
@@ -51,6 +52,7 @@ class Members:
             tuple(entry.priority for entry in self._entries),
             tuple(self._counts.get(k, 0) for k in range(len(self._entries))),
             self._free_cap,
+            self._free_total,
         )
 
     def missing(self, present: Iterable[int]) -> list[str]:

@@ -17,9 +17,9 @@ from torch import nn
 
 from fedalign.callbacks import Callback, RunInfo, close_all, notify_end, notify_round
 from fedalign.errors import DivergedError, FedalignError
-from fedalign.experiments.recorder import Recorder
+from fedalign.experiments.recorder import Recorder, has_finite_losses, is_finite
 from fedalign.experiments.store import RunStore, write_atomically
-from fedalign.flower.grid import BelowQuorumError, GridDriver
+from fedalign.flower.grid import BelowQuorumError, GridDriver, RoundFailedError
 from fedalign.flower.roster_file import RosterFile
 from fedalign.flower.settings import Settings, function
 from fedalign.protocol.messages import RoundDone, Snapshot
@@ -79,8 +79,8 @@ class Server:
     def run(self) -> None:
         """Run to the last round.
 
-        A round without a quorum is repeated. After that the run pauses with a :class:`FedalignError` that says how to
-        resume it.
+        A round without a quorum is repeated, as is one whose model has a loss that is not finite. After that the run
+        pauses with a :class:`FedalignError` that says how to resume it.
         """
         try:
             self._run()
@@ -96,10 +96,11 @@ class Server:
         while self._snapshot.round < settings.rounds:
             try:
                 self._advance()
-            except BelowQuorumError as error:
+            except RoundFailedError as error:
                 self._failed += 1
                 if self._failed > settings.repeats:
-                    raise self._paused(str(error)) from error
+                    below = isinstance(error, BelowQuorumError)
+                    raise self._paused(self._no_quorum(error) if below else str(error)) from error
                 log.warning("round %d is repeated: %s", self._snapshot.round, error)
                 self._driver.early.forget()  # a measure may be what failed
                 self._await_quorum()
@@ -123,8 +124,18 @@ class Server:
             if isinstance(request, RoundDone):
                 if request.record.skipped:
                     raise BelowQuorumError(request.record.skipped)
+                self._check_usable(request)
                 self._keep(request, time.monotonic() - began)
                 began = time.monotonic()
+
+    def _check_usable(self, done: RoundDone) -> None:
+        """Refuse a round whose model nobody can go on from, so that the last good one stays the checkpoint."""
+        bad = self._driver.early.not_finite()  # of the model that the next round starts from
+        if "priority_only" in done.snapshot.tensors:
+            bad = []  # AutoALIGN then starts the next round from that one
+        if bad or not has_finite_losses(done.record) or not is_finite(done.snapshot):
+            where = ", ".join(map(self._driver.members.name, bad)) or "the priority clients"
+            raise RoundFailedError(f"the round's model has a loss or weights that are not finite (at {where})")
 
     def _keep(self, done: RoundDone, seconds: float) -> None:
         done = notify_round(self._callbacks, done, self._as_module)
@@ -153,13 +164,17 @@ class Server:
             if self._driver.members.weight(online) >= self._settings.quorum - 1e-9:
                 return
             if time.monotonic() >= until:
-                raise self._paused(f"not connected: {', '.join(self._driver.members.missing(online))}")
+                missing = ", ".join(self._driver.members.missing(online))
+                raise self._paused(self._no_quorum(f"not connected: {missing}"))
             time.sleep(1.0)
+
+    def _no_quorum(self, why: object) -> str:
+        return f"the priority clients' quorum of {self._settings.quorum:g} was not reached ({why})"
 
     def _paused(self, why: str) -> FedalignError:
         return FedalignError(
-            f"paused before round {self._snapshot.round}: the priority clients' quorum of {self._settings.quorum:g} "
-            f"was not reached ({why}); nothing is lost; continue: flwr run … --run-config 'resume=\"{self.folder}\"'"
+            f"paused before round {self._snapshot.round}: {why}; nothing is lost; "
+            f"continue: flwr run … --run-config 'resume=\"{self.folder}\"'"
         )
 
     def _as_module(self, flat: torch.Tensor) -> nn.Module:

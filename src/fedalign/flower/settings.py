@@ -63,6 +63,7 @@ class Settings:
     repeats: int = 3  #: how often a round without a quorum is repeated before the run pauses
     longest: float = 10.0  #: refuse a free update more than this many times the longest priority update; 0: never
     free_cap: float = 1.0  #: the largest weight of one free client; all priority clients together have weight 1
+    free_total: float = 0.0  #: the largest weight of all admitted free clients together; 0: no cap
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -73,9 +74,10 @@ class Settings:
                 raise FedalignError(f"{name} must be package.module:function, not {getattr(self, name)!r}")
         if not 0 < self.quorum <= 1:
             raise FedalignError(f"quorum must be above 0 and at most 1, not {self.quorum}")
-        for name, least in (("rounds", 1), ("timeout", 0.1), ("wait", 0), ("repeats", 0), ("longest", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise FedalignError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        lowest = {"rounds": 1, "timeout": 0.1, "wait": 0, "repeats": 0, "longest": 0, "seed": 0, "free_total": 0}
+        for name, least in lowest.items():
+            if not getattr(self, name) >= least:
+                raise FedalignError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
         if not self.free_cap > 0:
             raise FedalignError(f"free-cap must be positive, not {self.free_cap}")
         self.local().check(self.rounds)

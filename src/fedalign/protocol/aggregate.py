@@ -21,7 +21,7 @@ def shares(present: Present, clients: Iterable[int], selection: Selection | None
     """Return each client's share: its weight ``p_k`` over the sum of weights.
 
     A priority client that was drawn ``c`` times of ``K`` weighs ``c/K`` in place of ``p_k``. A selection may replace
-    or scale the weights of its clients.
+    or scale the weights of its clients. The roster's caps hold whatever the selection says.
 
     >>> present = Present(Roster(("a", "b", "c"), (True, True, False), (3, 1, 4)), (True, True, True))
     >>> shares(present, [0, 1, 2])
@@ -37,8 +37,21 @@ def shares(present: Present, clients: Iterable[int], selection: Selection | None
         weights = {k: weight * selection.scale.get(k, 1.0) for k, weight in weights.items()}
         if roster.free_cap < math.inf:  # a client's word about its loss must not lift the cap
             weights = {k: w if roster.priority[k] else min(w, roster.free_cap * here) for k, w in weights.items()}
+    weights = _capped(weights, roster)
     total = math.fsum(weights.values())
     return {k: weight / total for k, weight in weights.items()}
+
+
+def _capped(weights: dict[int, float], roster: Roster) -> dict[int, float]:
+    """Scale the free clients' weights down, in proportion, to the roster's cap on all of them together."""
+    if roster.free_total == math.inf:
+        return weights
+    here = math.fsum(weight for k, weight in weights.items() if roster.priority[k])
+    free = math.fsum(weight for k, weight in weights.items() if not roster.priority[k])
+    if free <= roster.free_total * here:
+        return weights
+    factor = roster.free_total * here / free
+    return {k: weight if roster.priority[k] else weight * factor for k, weight in weights.items()}
 
 
 def weighted_mean(roster: Roster, measures: Mapping[int, Measure]) -> tuple[float, float | None]:

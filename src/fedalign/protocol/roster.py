@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +18,8 @@ class Roster:
     """The server's list of clients, with their weights ``p_k = D_k / Σ_{i∈P} D_i``.
 
     A sample count of 0 means that it is not known yet; such a client has no weight. ``free_cap`` limits the weight of
-    every single free client; all priority clients together weigh 1.
+    every single free client, and ``free_total`` that of all admitted ones together; all priority clients together
+    weigh 1.
 
     >>> roster = Roster(names=("a", "b", "c"), priority=(True, True, False), samples=(1, 3, 20), free_cap=2.0)
     >>> roster.p.tolist()
@@ -28,8 +30,12 @@ class Roster:
     priority: tuple[bool, ...]
     samples: tuple[int, ...]
     free_cap: float = math.inf
+    free_total: float = math.inf
 
     def __post_init__(self) -> None:
+        for name, cap in (("free_cap", self.free_cap), ("free_total", self.free_total)):
+            if isinstance(cap, bool) or not isinstance(cap, numbers.Real) or not cap > 0:
+                raise FedalignError(f"{name} must be a positive number, or inf for no cap, not {cap!r}")
         if not len(self.names) == len(self.priority) == len(self.samples):
             raise FedalignError(
                 f"{len(self.names)} names, {len(self.priority)} priority flags and {len(self.samples)} sample counts "

@@ -1,7 +1,9 @@
 """Rules from the literature to compare FedALIGN with; each names its paper. Priority clients always take part.
 
 ``GradientAlign`` and ``TrustWeighted`` compare updates, so every invited client trains, and a simulation holds
-all updates of a round. ``PowerOfChoice`` and ``LossWeighted`` need the clients' losses alone.
+all updates of a round. ``PowerOfChoice`` and ``LossWeighted`` need the clients' losses alone. They believe what free
+clients report, up to a bound: a liar whose loss is just below ``most`` times ``F`` gets all that the bound allows.
+Where clients may lie, choose a rule by which the priority clients measure models themselves.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ class PowerOfChoice(Rule):
     Strategies" (2020, arXiv:2010.01243). Its candidate set, drawn at random, is here the reachable clients
     (participation). Losses are those that rules see: held-out, where the paper has the local objective. Beside the
     priority clients, chosen clients have weight ``p_k``, where the paper's ``m`` clients all have the same weight.
+    A reported loss of more than ``most`` times ``F`` is not believed, and that client is not chosen; ``inf`` believes
+    everything. A liar just below the bound is still chosen first.
 
     >>> offers = {k: Offer(Measure(loss, None, 1)) for k, loss in ((2, 0.5), (3, 2.0), (4, 1.0))}
     >>> PowerOfChoice(clients=2).select(offers, Broadcast(round=0, loss=1.0)).clients
@@ -92,8 +96,10 @@ class PowerOfChoice(Rule):
 
     clients: int = 5
     match_on: MatchOn | None = None
+    most: float = 10.0
 
     def __post_init__(self) -> None:
+        _check_most(self.most)
         if isinstance(self.clients, bool) or not isinstance(self.clients, numbers.Integral) or self.clients < 0:
             raise FedalignError(f"clients must be a whole number of at least 0, not {self.clients!r}")
 
@@ -102,13 +108,19 @@ class PowerOfChoice(Rule):
         return True
 
     def select(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> Selection:
-        """Admit the clients with the highest losses; of equal losses, the lower numbers."""
+        """Admit the clients with the highest plausible losses; of equal losses, the lower numbers."""
         losses = {k: offer.measure.loss for k, offer in offers.items()}
-        usable = [k for k, loss in losses.items() if math.isfinite(loss)]
+        bound = math.inf if self.most == math.inf else broadcast.loss + (self.most - 1) * abs(broadcast.loss)
+        usable = [k for k, loss in losses.items() if math.isfinite(loss) and loss <= bound]
         chosen = tuple(sorted(sorted(usable, key=lambda k: (-losses[k], k))[: self.clients]))
         reasons = {
             k: f"loss {loss:.4g}, {'among' if k in chosen else 'not among'} the {self.clients} highest"
             for k, loss in losses.items()
+        }
+        reasons |= {
+            k: f"loss {loss:.4g}, more than {self.most:g} times F, is not believed"
+            for k, loss in losses.items()
+            if bound < loss < math.inf
         }
         return Selection(chosen, reasons=reasons)
 
@@ -121,15 +133,24 @@ class LossWeighted(Rule):
     arXiv:1905.10497), which weighs clients by a power of their loss. Its way to choose the length of a step is left
     out. ``rule`` says who is admitted: everybody, as in FedAvg, or FedALIGN's choice with ``Align(0.2)``. It cannot be
     a rule that needs updates or chooses among candidates. Clients without a finite loss are left out.
+
+    The factor is at most ``most``, whatever loss a client reports: a liar gets ``most`` times its weight, and no more;
+    ``inf`` is no bound.
+
+    >>> offers = {2: Offer(Measure(3.0, None, 1)), 3: Offer(Measure(1e300, None, 1))}
+    >>> {k: round(x, 6) for k, x in LossWeighted().select(offers, Broadcast(round=0, loss=1.0)).scale.items()}
+    {2: 3.0, 3: 10.0}
     """
 
     power: float = 1.0
     rule: Rule = field(default_factory=Everyone)
     match_on: MatchOn | None = None
+    most: float = 10.0
 
     def __post_init__(self) -> None:
         if not (isinstance(self.power, numbers.Real) and math.isfinite(self.power)):
             raise FedalignError(f"power must be a number, not {self.power!r}")
+        _check_most(self.most)
         if self.rule.needs_updates or self.rule.algorithm != Rule.algorithm:
             raise FedalignError(f"LossWeighted weighs one selection by losses, so its rule can't be {self.rule!r}")
         self.match_on = self.match_on or self.rule.match_on
@@ -159,7 +180,13 @@ class LossWeighted(Rule):
         def factor(k: int) -> float:
             ratio = usable[k].measure.loss / broadcast.loss if broadcast.loss > 0 else 1.0
             # As powers of e, and never so large that a sum of them overflows.
-            return math.exp(min(max(self.power * math.log(max(ratio, 1e-12)), -300.0), 300.0))
+            wanted = math.exp(min(max(self.power * math.log(max(ratio, 1e-12)), -300.0), 300.0))
+            return min(wanted, self.most)
 
         inner = self.rule.select(usable, broadcast)
         return replace(inner, scale={k: factor(k) * inner.scale.get(k, 1.0) for k in inner.clients})
+
+
+def _check_most(most: float) -> None:
+    if isinstance(most, bool) or not isinstance(most, numbers.Real) or not most >= 1:
+        raise FedalignError(f"most must be a number of at least 1, or inf, not {most!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,8 @@ def simulate(
     aggregator: Aggregator | Named | None = None,
     client_steps: Sequence[ClientStep | Named] = (),
     server_steps: Sequence[ServerStep | Named] = (),
+    free_cap: float = math.inf,
+    free_total: float = math.inf,
     callbacks: Sequence[Callback | Named] = (),
     on_round: Callable[[RoundDone], None] | None = None,
 ) -> SimulationResult:
@@ -67,7 +70,9 @@ def simulate(
     ``rule`` is FedALIGN with ε = 0.2 unless given. ``warmup`` is a fraction of the rounds (below 1) or a number of
     them. ``loss`` gives one number per sample. ``tf32`` lets a GPU round the factors of products to 10 bits, which is
     faster; else they are float32. ``server`` is an optimiser such as :class:`FedAdam`; without one the aggregate is
-    taken as it is. ``aggregator`` is the weighted mean unless given. Every seam takes an object of your own class, or
+    taken as it is. ``aggregator`` is the weighted mean unless given. ``free_cap`` is the largest weight of one free
+    client, and ``free_total`` that of all admitted ones together, where all priority clients together weigh 1. Every
+    seam takes an object of your own class, or
     a name as in settings files: ``rule="auto"``, ``aggregator="trimmed-mean(trim=0.2)"``, ``loss="mine:loss"``.
     Raises :class:`DivergedError` if training leaves the finite numbers.
 
@@ -90,6 +95,8 @@ def simulate(
         aggregator=AGGREGATORS.accept("aggregator", aggregator) if aggregator is not None else WeightedMean(),
         client_steps=[CLIENT_STEPS.accept("client_steps", step) for step in client_steps],
         server_steps=[SERVER_STEPS.accept("server_steps", step) for step in server_steps],
+        free_cap=free_cap,
+        free_total=free_total,
         callbacks=[CALLBACKS.accept("callbacks", callback) for callback in callbacks],
     )
     if isinstance(model, str | Mapping):

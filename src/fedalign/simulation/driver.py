@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedalign.aggregation.aggregator import Aggregation, clients_of
-from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
+from fedalign.aggregation.buffer_checks import BufferReader
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import (
     Aggregate,
@@ -24,6 +24,7 @@ from fedalign.protocol.messages import (
     WhoIsThere,
 )
 from fedalign.rules.rule import Measure, Similarity
+from fedalign.simulation.collected_checks import CollectedChecks, read_flags
 from fedalign.simulation.engine.jobs import Engine, EvalJob, Trained, TrainJob
 from fedalign.simulation.live_run import LiveRun
 
@@ -40,6 +41,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._told: set[int] = set()
+        self._buffers = BufferReader(self.engine.layout)
 
     def drive(self) -> Iterator[list[Event]]:
         """Answer until every run has ended; after each round give what happened, the diverged runs first.
@@ -135,7 +137,7 @@ class Driver:
                 jobs.append(run.job(k, model))
                 places.append((i, k))
         done = {places[trained.job]: trained for trained in self.engine.train(jobs)}
-        finite = dict(zip(done, _read([trained.finite for trained in done.values()]), strict=True))
+        finite = dict(zip(done, read_flags([trained.finite for trained in done.values()]), strict=True))
         for i, (run, request) in enumerate(asked):
             run.advance({k: done[i, k].model if finite[i, k] else None for k in request.models})
 
@@ -146,9 +148,13 @@ class Driver:
         for trained in self.engine.train([run.job(k) for run, k in places]):
             run, k = places[trained.job]
             run.kept[k] = run.sent(k, trained)
+<<<<<<< HEAD
         for run, _ in asked:
             run.kept = run.crafted(run.kept)
         checks = _Checks([run for run, _ in asked])
+=======
+        checks = CollectedChecks([run for run, _ in asked], self._buffers)
+>>>>>>> h-defects
         for i, (run, _) in enumerate(asked):
             for k, trained in run.kept.items():
                 checks.add(i, k, trained)
@@ -178,7 +184,7 @@ class Driver:
             Aggregation(run.aggregator, request.mixes, size, seed=run.seed, round=run.round) for run, request in asked
         ]
         controlled: list[dict[int, torch.Tensor]] = [{} for _ in asked]
-        checks = _Checks([run for run, _ in asked])
+        checks = CollectedChecks([run for run, _ in asked], self._buffers)
         for i, k, trained in self._trained(asked):
             run = asked[i][0]
             assert run.received is not None
@@ -213,36 +219,6 @@ class Driver:
             yield from ((i, k, trained) for k, trained in asked[i][0].crafted(models).items())
 
 
-class _Checks:
-    """Collects what the checks look at, and reads it all at once: on a GPU, every reading waits for the work."""
-
-    def __init__(self, runs: Sequence[LiveRun]) -> None:
-        self._runs = runs
-        self._places: list[tuple[int, int]] = []
-        self._finite: list[torch.Tensor] = []
-        self._lengths: dict[tuple[int, int], torch.Tensor] = {}
-
-    def add(self, i: int, k: int, trained: Trained) -> None:
-        """Take what is needed of an update of run i, not its model: a simulation never holds all of them."""
-        self._places.append((i, k))
-        self._finite.append(trained.finite)
-        run = self._runs[i]
-        if run.server_steps and run.received is not None:
-            self._lengths[i, k] = length_of(trained.model, run.received, run.trainable)
-
-    def refusals(self) -> list[dict[int, str]]:
-        """Return, for each run, the refused clients with the reasons."""
-        finite = dict(zip(self._places, _read(self._finite), strict=True))
-        lengths = dict(zip(self._lengths, _values(list(self._lengths.values())), strict=True))
-        facts: list[dict[int, UpdateFacts]] = [{} for _ in self._runs]
-        for i, k in self._places:
-            facts[i][k] = UpdateFacts(finite[i, k], lengths.get((i, k), 0.0))
-        return [
-            refusals(found, [k for k in found if run.federation.clients[k].priority], run.server_steps)
-            for run, found in zip(self._runs, facts, strict=True)
-        ]
-
-
 def similarities_to(
     update: Callable[[int], torch.Tensor], reference: Mapping[int, float], clients: Iterable[int]
 ) -> dict[int, Similarity]:
@@ -262,9 +238,17 @@ def _similarity(dot: float, square: float, length: float) -> Similarity:
     return Similarity(dot / (own * length), own / length)
 
 
+<<<<<<< HEAD
 def _read(flags: Sequence[torch.Tensor]) -> list[bool]:
     return [bool(flag) for flag in _values(flags)]
 
 
 def _values(numbers: Sequence[torch.Tensor]) -> list[float]:
     return torch.stack(list(numbers)).tolist() if numbers else []
+=======
+def _decide(request: Invite, own: Measure | None) -> Reply:
+    """Decide as the client does; ``own`` is a free client's measure of the model, None a priority client's."""
+    if own is None:
+        return Offered()
+    return Offered(own) if request.rule.offers(own, request.broadcast) else Declined(own)
+>>>>>>> h-defects

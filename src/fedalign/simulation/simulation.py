@@ -212,7 +212,11 @@ def _live(
         spec.client_steps,
         spec.server_steps,
         controls,
+<<<<<<< HEAD
         hostile,
+=======
+        spec.roster,
+>>>>>>> h-defects
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedalign.errors import FedalignError
 from fedalign.protocol.messages import Snapshot
 from fedalign.protocol.plan import Plan, warmup_rounds
 from fedalign.protocol.records import RoundRecord
+from fedalign.protocol.roster import Roster
 from fedalign.rules.auto import AutoAlign
 from fedalign.rules.baselines import Alone, PriorityOnly
 from fedalign.rules.rule import Rule, Split
@@ -54,11 +56,18 @@ class RunSpec:
     folder: Path | None = None  #: where callbacks may write files of this run
     snapshot: Snapshot | None = None  #: where to go on from
     last: RoundRecord | None = None  #: the record of the round before
+    free_cap: float = math.inf  #: the largest weight of one free client; all priority clients together weigh 1
+    free_total: float = math.inf  #: the largest weight of all admitted free clients together
 
     @property
     def start(self) -> int:
         """The first round to run."""
         return self.snapshot.round if self.snapshot is not None else 0
+
+    @property
+    def roster(self) -> Roster:
+        """The federation's clients with the caps of this run."""
+        return replace(self.federation.roster, free_cap=self.free_cap, free_total=self.free_total)
 
     @property
     def info(self) -> RunInfo:
@@ -73,7 +82,7 @@ def plan_of(spec: RunSpec) -> Plan:
     rule = spec.rule if isinstance(spec.rule, Rule) else PriorityOnly()
     rule.check(spec.rounds)
     spec.local.check(spec.rounds)
-    spec.participation.check(fed.roster, spec.rounds)
+    spec.participation.check(spec.roster, spec.rounds)
     match_on: Split = rule.match_on or ("heldout" if fed.has_heldout else "train")
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")

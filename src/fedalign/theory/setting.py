@@ -58,6 +58,9 @@ def check_settings(settings: Mapping[str, Any], local: LocalOptimizer) -> None:
         given = settings[section]["kind"]
         if given != plain:
             raise FedalignError(f"the theorems are about {plain!r}, but {section}.kind is {given!r}")
+    for cap in ("free_cap", "free_total"):
+        if settings.get(cap, math.inf) < math.inf:
+            raise FedalignError(f"the theorems are about the weights p_k, but {cap} = {settings[cap]} changes them")
     if settings["loss"] not in ("cross-entropy", "squared-error"):
         raise FedalignError(f"the theorems' constants are known for the built-in losses, not for {settings['loss']!r}")
     if not isinstance(local, LocalSGD):

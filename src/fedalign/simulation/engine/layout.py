@@ -8,11 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import nn
 
 from fedalign.errors import FedalignError
+
+
+@dataclass(frozen=True)
+class RunningStatistics:
+    """Where the running statistics of a normalisation layer lie in the flat vector.
+
+    ``counter`` is the place of the layer's batch counter, None if it has none. ``momentum`` None: the statistics are
+    the plain mean over all batches, which the counter counts.
+    """
+
+    layer: str
+    mean: slice
+    variance: slice
+    counter: int | None
+    momentum: float | None
 
 
 class Layout:
@@ -41,6 +58,30 @@ class Layout:
         self.trainable = len(trainable)
         self.size = sum(self.sizes)
         self.trainable_size = sum(self.sizes[: self.trainable])
+        self.statistics = tuple(self._statistics(module))
+
+    @property
+    def places(self) -> dict[str, slice]:
+        """The part of the flat vector that each tensor takes.
+
+        >>> Layout(nn.Linear(3, 2)).places["bias"]
+        slice(6, 8, None)
+        """
+        ends = list(accumulate(self.sizes))
+        starts = [end - size for end, size in zip(ends, self.sizes, strict=True)]
+        return dict(zip(self.names, map(slice, starts, ends), strict=True))
+
+    def _statistics(self, module: nn.Module) -> Iterator[RunningStatistics]:
+        """Find running statistics by the names that PyTorch's layers and those of other libraries give them."""
+        places = self.places
+        for prefix, layer in module.named_modules():
+            mean, variance, counter = (
+                places.get(f"{prefix}.{name}" if prefix else name)
+                for name in ("running_mean", "running_var", "num_batches_tracked")
+            )
+            if mean is not None and variance is not None and mean.stop - mean.start == variance.stop - variance.start:
+                momentum = getattr(layer, "momentum", 0.1)
+                yield RunningStatistics(prefix, mean, variance, None if counter is None else counter.start, momentum)
 
     def flatten(self, module: nn.Module) -> torch.Tensor:
         """Copy a module's tensors into a flat vector."""
