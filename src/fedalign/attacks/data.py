@@ -57,9 +57,9 @@ class Backdoor(Attack):
     """Teach the model that samples with a trigger are of class ``target``; it stays right about all others.
 
     The trigger is a bright patch of ``size`` × ``size`` pixels of an image, at ``row`` and ``column``. In samples that
-    are no images, ``size`` features from ``column`` on are set to the largest value in the data. ``poisoned`` is the part of a
-    hostile client's samples that carry it. After every round the success rate is measured: the part of the priority
-    clients' test samples of other classes that the served model takes for ``target`` once they carry the trigger.
+    are no images, ``size`` features from ``column`` on are set to the largest value in the data. ``poisoned`` is the
+    part of a hostile client's samples that carry it. After every round the success rate is measured: the part of the
+    priority clients' test samples of other classes that the served model takes for ``target`` with the trigger on them.
     """
 
     changes_data: ClassVar[bool] = True

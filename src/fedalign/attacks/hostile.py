@@ -36,12 +36,8 @@ class HostileClients:
         """The samples that only the adversary has, for the engine to hold."""
         return [pool for pool in (self._poisoned, self.stamped) if pool is not None]
 
-    @cached_property
-    def roster(self) -> Roster:
-        """The roster with the sample counts that clients claim."""
-        honest = self._federation.roster
-        if self.adversary.samples == 1:
-            return honest
+    def claimed(self, honest: Roster) -> Roster:
+        """Return a roster with the sample counts that the hostile clients claim."""
         claimed = {k: max(1, round(honest.samples[k] * self.adversary.samples)) for k in self.clients}
         return replace(honest, samples=tuple(claimed.get(k, n) for k, n in enumerate(honest.samples)))
 

@@ -148,13 +148,9 @@ class Driver:
         for trained in self.engine.train([run.job(k) for run, k in places]):
             run, k = places[trained.job]
             run.kept[k] = run.sent(k, trained)
-<<<<<<< HEAD
         for run, _ in asked:
             run.kept = run.crafted(run.kept)
-        checks = _Checks([run for run, _ in asked])
-=======
         checks = CollectedChecks([run for run, _ in asked], self._buffers)
->>>>>>> h-defects
         for i, (run, _) in enumerate(asked):
             for k, trained in run.kept.items():
                 checks.add(i, k, trained)
@@ -236,19 +232,3 @@ def _similarity(dot: float, square: float, length: float) -> Similarity:
     if own == 0 or length == 0:
         return Similarity(0.0, 0.0)
     return Similarity(dot / (own * length), own / length)
-
-
-<<<<<<< HEAD
-def _read(flags: Sequence[torch.Tensor]) -> list[bool]:
-    return [bool(flag) for flag in _values(flags)]
-
-
-def _values(numbers: Sequence[torch.Tensor]) -> list[float]:
-    return torch.stack(list(numbers)).tolist() if numbers else []
-=======
-def _decide(request: Invite, own: Measure | None) -> Reply:
-    """Decide as the client does; ``own`` is a free client's measure of the model, None a priority client's."""
-    if own is None:
-        return Offered()
-    return Offered(own) if request.rule.offers(own, request.broadcast) else Declined(own)
->>>>>>> h-defects

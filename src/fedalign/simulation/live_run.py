@@ -29,11 +29,8 @@ from fedalign.protocol.messages import (
     WhoIsThere,
 )
 from fedalign.protocol.records import RoundRecord
-<<<<<<< HEAD
-from fedalign.rules.rule import Measure, Split
-=======
 from fedalign.protocol.roster import Roster
->>>>>>> h-defects
+from fedalign.rules.rule import Measure, Split
 from fedalign.simulation.engine.jobs import Trained, TrainJob
 from fedalign.simulation.scaffold import Controls
 from fedalign.training.optimizer import LocalOptimizer
@@ -55,11 +52,8 @@ class LiveRun:
     client_steps: Sequence[ClientStep] = ()
     server_steps: Sequence[ServerStep] = ()
     controls: Controls | None = None  #: SCAFFOLD's
-<<<<<<< HEAD
-    hostile: HostileClients | None = None
-=======
     roster: Roster | None = None  #: the federation's, with the caps of this run; None: without caps
->>>>>>> h-defects
+    hostile: HostileClients | None = None
     request: Request | None = None
     result: Result | None = None
     error: DivergedError | None = None
@@ -79,11 +73,7 @@ class LiveRun:
 
     def present(self, request: WhoIsThere) -> Present | None:
         """Draw the clients that can be reached, or those that evaluate; None: no evaluators of their own."""
-<<<<<<< HEAD
-        roster = self.federation.roster if self.hostile is None else self.hostile.roster
-=======
         roster = self.roster or self.federation.roster
->>>>>>> h-defects
         draw = self.participation.draw if request.purpose == "train" else self.participation.draw_evaluators
         drawn = draw(request.round, roster, self.seed)
         if drawn is None:

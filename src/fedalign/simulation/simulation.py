@@ -212,11 +212,8 @@ def _live(
         spec.client_steps,
         spec.server_steps,
         controls,
-<<<<<<< HEAD
+        spec.roster if hostile is None else hostile.claimed(spec.roster),
         hostile,
-=======
-        spec.roster,
->>>>>>> h-defects
     )
 
 
