@@ -12,7 +12,7 @@ from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import ClientRound, Decision, Fallback, RoundRecord, Tried
 from fedalign.protocol.roster import Roster
 from fedalign.protocol.scores import Scores
-from fedalign.rules.rule import Broadcast, Measure, Selection
+from fedalign.rules.rule import Broadcast, Measure, Selection, Similarity
 
 
 class RoundLog:
@@ -32,6 +32,7 @@ class RoundLog:
         self.epsilon = plan.epsilon_at(round)
         self.skipped: str | None = None
         self.tried: tuple[Tried, ...] = ()
+        self.similarities: Mapping[int, Similarity] = {}
         self._refused: dict[int, str] = {}
         self._shares: Mapping[int, float] = {}
         self._reasons: Mapping[int, str] = {}
