@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from fedalign.protocol.aggregate import mix_of, weighted_mean
@@ -18,6 +18,7 @@ from fedalign.rules.verified import Verified
 from fedalign.training.server import ServerModel
 
 _NEWEST = 0.3  # weight of a round in a client's reputation
+_OUTLIER = 3.0  # distances from the median to the lower quartile
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,22 @@ def order(now: Mapping[int, float], reputation: Mapping[int, float]) -> list[int
     [4, 3, 5]
     """
     return sorted(now, key=lambda k: (max(now[k], reputation[k]), now[k], k))
+
+
+def usual(now: Mapping[int, float], reputation: Mapping[int, float]) -> set[int]:
+    """Return the clients whose contribution is no outlier among those of the better half.
+
+    The limit is the median plus three times its distance to the lower quartile. As long as fewer than half of the
+    clients are hostile, honest ones set both.
+
+    >>> sorted(usual({k: x for k, x in enumerate((-0.03, -0.02, -0.02, -0.01, -0.01, 0.3))}, dict.fromkeys(range(6), -1)))
+    [0, 1, 2, 3, 4]
+    """
+    if len(now) < 4:
+        return {k for k in now if max(now[k], reputation[k]) <= 0} if now else set()
+    scores = {k: max(now[k], reputation[k]) for k in now}
+    lower, middle, _ = quantiles(scores.values(), n=4, method="inclusive")
+    return {k for k, score in scores.items() if score <= middle + _OUTLIER * (middle - lower)}
 
 
 def _smooth(before: float, now: float) -> float:

@@ -19,7 +19,7 @@ from fedalign.errors import DivergedError
 from fedalign.protocol.aggregate import check_selection
 from fedalign.protocol.autoalign import AutoState, compare_with_priority_only, train_priority_only
 from fedalign.protocol.candidates import Choice, Option
-from fedalign.protocol.contributions import Verification, order, reputations
+from fedalign.protocol.contributions import Verification, order, reputations, usual
 from fedalign.protocol.fedalign import Offers, broadcast, invite
 from fedalign.protocol.messages import Request, Result, RoundDone, Run, Snapshot, WhoIsThere
 from fedalign.protocol.plan import Plan
@@ -127,7 +127,7 @@ def _choose(
     rule, log = verification.rule, verification.log
     best_first = order(now, reputation)
     sets = [(), *(tuple(sorted(best_first[:size])) for size in sizes(len(best_first)))]
-    trusted = best_first[: math.ceil(breadth * len(best_first))]
+    trusted = usual(now, reputation).intersection(best_first[: math.ceil(breadth * len(best_first))])
     broad = tuple(sorted(k for k in trusted if offers[k].cosine >= rule.cosine))
     if broad not in sets:
         sets.append(broad)

@@ -41,7 +41,7 @@ class Verified(Rule):
     algorithm: ClassVar[str] = "verified"
     rule: Rule = field(default_factory=Everyone)
     length: float = 2.0
-    within: float = 5.0
+    within: float = 8.0
     total: float = 10.0
     tolerance: float = 0.02
     cosine: float = -0.1
