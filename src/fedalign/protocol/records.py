@@ -66,6 +66,33 @@ class Fallback:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """By how much the served model may be worse than the priority-only model, in accuracy on new samples.
+
+    ``gained`` and ``lost`` count the held-out ``samples`` that only the served model, or only the priority-only model,
+    classifies correctly. ``worse_by`` is an upper bound that holds in all rounds at once with probability 1 − ``alpha``
+    if the models do not depend on these samples. ``strict`` also holds if models were chosen by them, in one of
+    exp(``log_choices``) ways so far. ``evidence`` is that of an e-process against "never worse by more than
+    ``delta``". docs/research/promise.md states the assumptions.
+    """
+
+    gained: float = 0.0
+    lost: float = 0.0
+    samples: int = 0
+    worse_by: float | None = None
+    strict: float | None = None
+    alpha: float = 0.05
+    delta: float = 0.01
+    log_choices: float = 0.0
+    evidence: float = 0.0
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the served model was worse by more than ``delta`` in some round; wrong with probability alpha."""
+        return self.evidence >= 1 / self.alpha
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One round.
 
@@ -82,6 +109,7 @@ class RoundRecord:
     from; ``theta``: its mean over the rounds so far.
     ``objective`` (F with its regulariser, of the aggregate) and ``rho``: given where the theory's assumptions hold
     (docs/theory.md).
+    ``promise``: by how much the served model may be worse than the priority-only model, where both were compared.
     """
 
     round: int
@@ -104,6 +132,7 @@ class RoundRecord:
     theta: float = 1.0
     objective: float | None = None
     rho: float | None = None
+    promise: Promise | None = None
 
     @property
     def admitted(self) -> int:
@@ -116,6 +145,7 @@ class RoundRecord:
         row: dict[str, Any] = {**vars(self), "clients": [vars(c) for c in self.clients]}
         row["tried"] = [dict(vars(tried)) for tried in self.tried]
         row["fallback"] = None if self.fallback is None else vars(self.fallback)
+        row["promise"] = None if self.promise is None else vars(self.promise)
         for part in (row, *row["tried"]):
             part["epsilon"] = "inf" if part["epsilon"] == math.inf else part["epsilon"]
         return json.dumps(_finite(row), allow_nan=False, separators=(",", ":"))
@@ -130,6 +160,8 @@ class RoundRecord:
         row["tried"] = tuple(Tried(**tried) for tried in row.get("tried", ()))
         if fallback := row.get("fallback"):  # version 0.1 wrote more
             row["fallback"] = Fallback(**{name: fallback[name] for name in vars(Fallback()) if name in fallback})
+        if promise := row.get("promise"):
+            row["promise"] = Promise(**promise)
         return cls(**row)
 
 
