@@ -101,13 +101,16 @@ def log_evidence(lost: float, gained: float, samples: int, delta: float) -> floa
 def chance_worse(outcomes: Outcomes, delta: float, nats: float = 0.0) -> float:
     """Return a p-value of "the served model is worse by more than delta": if it is, values of at most p have chance p.
 
-    ``nats`` is what looking at several rounds and choosing costs: ``−log(round_weight(t, T))``, plus ``log_choices``.
+    A negative delta asks whether the served model is better. ``nats`` is what looking at several rounds and choosing
+    costs: ``−log(round_weight(t, T))``, plus ``log_choices``.
 
     >>> chance_worse(Outcomes(gained=12, lost=4, samples=1000), delta=0.01) < 0.005
     True
     """
     _check(outcomes.gained, outcomes.lost, outcomes.samples)
-    found = _log_e_value(outcomes.lost, outcomes.gained, outcomes.samples, _fraction("delta", delta))
+    if not -1 < delta < 1:
+        raise FedalignError(f"delta must be above -1 and below 1, not {delta!r}")
+    found = _log_e_value(outcomes.lost, outcomes.gained, outcomes.samples, delta)
     return min(1.0, math.exp(min(0.0, nats - found)))
 
 
