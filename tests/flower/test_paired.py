@@ -1,14 +1,19 @@
 """Two models compared sample by sample over Flower's messages: as the simulation counts, and without bad replies."""
 
+from dataclasses import replace
+
 import in_process
 import pytest
 import torch
 from flwr.app import Message, MetricRecord, RecordDict
-from in_process import DATA, model
+from in_process import DATA, history, model
 
 import fedalign as fa
 from fedalign.flower.wire import get_outcomes, put_outcomes
-from fedalign.protocol.messages import Outcomes, Paired
+from fedalign.protocol.autoalign import autoalign
+from fedalign.protocol.messages import Outcomes, Paired, RoundDone
+from fedalign.protocol.promise import compare_served
+from fedalign.protocol.records import Promise
 from fedalign.simulation.engine.batched import BatchedEngine
 from fedalign.simulation.engine.jobs import Data
 from fedalign.simulation.engine.pairs import PairJob
@@ -78,3 +83,42 @@ def test_outcomes_come_back():
     put_outcomes(content, None)
     assert get_outcomes(content) is None
     assert get_outcomes(RecordDict()) is None
+
+
+class Watched(fa.AutoAlign):
+    """AutoALIGN with a promise in every round."""
+
+    algorithm = "test_paired:watched"
+
+
+def watched(plan, snapshot):
+    """Run AutoALIGN; compare what it serves with the priority-only model."""
+    run, reply, before = autoalign(plan, snapshot), None, Promise()
+    while True:
+        try:
+            request = run.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(request, RoundDone):
+            tensors, t = request.snapshot.tensors, request.record.round
+            own = tensors.get("priority_only", tensors["model"])
+            choices = max(1, len(request.record.tried))
+            before = yield from compare_served(
+                t, before, tensors["model"], own, (0, 1), "heldout", choices=choices, rounds=plan.rounds
+            )
+            request = replace(request, record=replace(request.record, promise=before))
+        reply = yield request
+
+
+def test_promises_are_those_of_both_engines(federation, tmp_path):
+    _, server = federation(rule="test_paired:Watched", warmup=0.0)
+    server().run()
+    found = [r.promise for r in history(tmp_path)]
+    local = fa.LocalSGD(lr=0.1, epochs=2, batch_size=20)
+    for engine in ("batched", "reference"):
+        fed = DATA.federation(seed=0)
+        result = fa.simulate(fed, model, Watched(), 5, 0.0, local, device="cpu", engine=engine)
+        assert [r.promise for r in result.history.rounds] == found
+    assert (found[0].worse_by, found[0].samples) == (0.0, 0), "the own model was served"
+    assert all(promise.samples == 24 and promise.strict > promise.worse_by for promise in found[1:])
+    assert any(promise.gained + promise.lost for promise in found)

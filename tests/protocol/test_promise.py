@@ -147,16 +147,17 @@ def answered(generator, reply):
 def test_the_request_and_its_answer():
     roster = Roster(("a", "b", "c"), (True, True, False), (30, 20, 10))
     clients = MadeUpClients(roster, outcomes={0: Outcomes(3, 1, 100)}, lost=[2])
-    asked = compare_served(0, Promise(), 1.0, 2.0, (0, 1, 2), "heldout", choices=5, rounds=10)
+    asked = compare_served(0, Promise(), 1.0, 2.0, (0, 1, 2), "heldout", choices=2, lasting=5, rounds=10)
     request, made = answered(asked, clients.answer)
     assert request == Paired((1.0, 2.0), (0, 1, 2), "heldout")
     assert (made.gained, made.lost, made.samples) == (3, 1, 105)
-    assert made.log_choices == pytest.approx(math.log(5))
+    assert (made.log_choices, made.log_lasting) == pytest.approx((math.log(10), math.log(5)))
+    assert made.strict == pytest.approx(upper_bound(3, 1, 105, math.log(10 / 0.05) + math.log(10)))
     assert made.worse_by == pytest.approx(upper_bound(3, 1, 105, math.log(10 / 0.05)))
-    asked = compare_served(1, made, 1.0, 2.0, (2,), "heldout", choices=5, rounds=10)
+    asked = compare_served(1, made, 1.0, 2.0, (2,), "heldout", choices=3, lasting=5, rounds=10)
     _, nothing = answered(asked, clients.answer)
     assert nothing.worse_by is None
-    assert nothing.log_choices == pytest.approx(math.log(25))
+    assert (nothing.log_choices, nothing.log_lasting) == pytest.approx((math.log(75), math.log(25)))
 
 
 def test_the_own_model_is_not_worse_than_itself():

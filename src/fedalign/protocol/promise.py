@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable
+from dataclasses import replace
 from typing import Any
 
 from fedalign.errors import FedalignError
@@ -25,18 +26,21 @@ _MOST = 1e12  # more evidence than that says nothing more
 
 def compare_served(
     round: int, before: Promise, served: Model, own: Model, clients: tuple[int, ...], split: Split, *,
-    choices: int = 1, rounds: int | None = None,
+    choices: int = 1, lasting: int = 1, rounds: int | None = None,
 ) -> Generator[Request, Any, Promise]:  # fmt: skip
     """Let clients compare the served model with their own, and return the round's promise.
 
     ``before`` is the promise of the last round (``Promise()`` in a new run), whose ``alpha`` and ``delta`` are kept.
-    ``choices`` counts the outcomes that this round's decisions could have had, as far as they look at this split. Pass
-    one object as both models where the own model is served: the promise is then exact. Where no client answers, or
-    the task has no classes, ``worse_by`` is None.
+    ``choices`` counts the models of this round that could have been served, whatever these samples say; ``lasting``
+    counts the outcomes of decisions that look at these samples and that later rounds build on. ``rounds`` is the
+    number of rounds of the run, if it is known. Pass one object as both models where the own model is served: the
+    promise is then exact. Where no client answers, or the task has no classes, ``worse_by`` is None.
     """
-    log_choices = before.log_choices + math.log(_positive("choices", choices))
+    log_lasting = before.log_lasting + math.log(_positive("lasting", lasting))
+    log_choices = log_lasting + math.log(_positive("choices", choices))
+    before = replace(before, log_lasting=log_lasting)
     if served is own:
-        return Promise(0.0, 0.0, 0, 0.0, 0.0, before.alpha, before.delta, log_choices, before.evidence)
+        return replace(before, gained=0.0, lost=0.0, samples=0, worse_by=0.0, strict=0.0, log_choices=log_choices)
     replies: dict[int, Outcomes] = yield Paired((served, own), clients, split)
     return promise(round, before, total(replies.values()), log_choices, rounds)
 
@@ -46,28 +50,25 @@ def promise(
 ) -> Promise:
     """Return the promise of a round from the outcomes of all clients together.
 
-    ``log_choices`` is the logarithm of the number of model pairs that the held-out data could have led to so far.
+    ``log_choices`` is the logarithm of the number of models that could have been served in this round, had these
+    samples been others. Without samples, ``worse_by`` is None.
 
     >>> made = promise(0, Promise(), Outcomes(gained=12, lost=4, samples=1000), rounds=40)
     >>> round(made.worse_by, 3), made.alarm
     (0.01, False)
     """
-    if not outcomes.samples:
-        return Promise(alpha=before.alpha, delta=before.delta, log_choices=log_choices, evidence=before.evidence)
     gained, lost, samples = outcomes.gained, outcomes.lost, outcomes.samples
+    made = replace(before, gained=gained, lost=lost, samples=samples, log_choices=log_choices)
+    if not samples:
+        return replace(made, worse_by=None, strict=None)
     weight = round_weight(round, rounds)
     needed = -math.log(before.alpha * weight)
     found = log_evidence(lost, gained, samples, before.delta)
-    return Promise(
-        gained,
-        lost,
-        samples,
-        upper_bound(gained, lost, samples, needed),
-        upper_bound(gained, lost, samples, needed + log_choices),
-        before.alpha,
-        before.delta,
-        log_choices,
-        min(_MOST, before.evidence + weight * math.exp(min(found, 700.0))),
+    return replace(
+        made,
+        worse_by=upper_bound(gained, lost, samples, needed),
+        strict=upper_bound(gained, lost, samples, needed + log_choices),
+        evidence=min(_MOST, before.evidence + weight * math.exp(min(found, 700.0))),
     )
 
 

@@ -71,9 +71,10 @@ class Promise:
 
     ``gained`` and ``lost`` count the held-out ``samples`` that only the served model, or only the priority-only model,
     classifies correctly. ``worse_by`` is an upper bound that holds in all rounds at once with probability 1 − ``alpha``
-    if the models do not depend on these samples. ``strict`` also holds if models were chosen by them, in one of
-    exp(``log_choices``) ways so far. ``evidence`` is that of an e-process against "never worse by more than
-    ``delta``". docs/research/promise.md states the assumptions.
+    if the models do not depend on these samples. ``strict`` also holds if the served model was chosen by them, as one
+    of exp(``log_choices``); exp(``log_lasting``) of these are due to decisions that later rounds build on.
+    ``evidence`` is that of an e-process against "never worse by more than ``delta``". docs/research/promise.md states
+    the assumptions.
     """
 
     gained: float = 0.0
@@ -84,6 +85,7 @@ class Promise:
     alpha: float = 0.05
     delta: float = 0.01
     log_choices: float = 0.0
+    log_lasting: float = 0.0
     evidence: float = 0.0
 
     @property

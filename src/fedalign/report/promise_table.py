@@ -9,9 +9,9 @@ HEADINGS = ("arm", "samples", "gained", "lost", "measured %", "at most %", "stri
 NOTE = (
     "Last round, on the priority clients' held-out samples; counts are means over seeds. Gained, lost: samples that "
     "only the served model, or only the priority-only model, classifies correctly. Measured: lost − gained, in percent "
-    "of the samples. At most, strict: upper bounds on that difference for new samples, the largest over seeds. Each holds "
-    "for a run in all rounds at once. The first assumes that the models were not chosen by these samples; the strict "
-    "one allows for it. Alarm: in how many runs a test found the served model worse in some round."
+    "of the samples. At most, strict: upper bounds on that difference for new samples, the largest over seeds. Each "
+    "holds for a run in all rounds at once. The first assumes that the models were not chosen by these samples; the "
+    "strict one allows for it. Alarm: in how many runs a test found the served model worse in some round."
 )
 
 
