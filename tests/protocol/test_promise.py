@@ -135,6 +135,7 @@ def test_choices_and_evidence_add_up():
     third = promise(2, second, Outcomes(90, 0, 500), 3 * math.log(8), rounds=3)
     assert third.alarm, "evidence is never lost: the alarm is about all rounds so far"
     assert third.worse_by < 0 < second.worse_by
+    assert third.chance < 0.05 < 1 == second.chance
 
 
 def answered(generator, reply):
@@ -156,7 +157,7 @@ def test_the_request_and_its_answer():
     assert made.worse_by == pytest.approx(upper_bound(3, 1, 105, math.log(10 / 0.05)))
     asked = compare_served(1, made, 1.0, 2.0, (2,), "heldout", choices=3, lasting=5, rounds=10)
     _, nothing = answered(asked, clients.answer)
-    assert nothing.worse_by is None
+    assert nothing.worse_by is nothing.strict is nothing.chance is None
     assert (nothing.log_choices, nothing.log_lasting) == pytest.approx((math.log(75), math.log(25)))
 
 

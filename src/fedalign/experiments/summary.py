@@ -94,6 +94,7 @@ def _promise(runs: Mapping[int, History], alive: Mapping[int, History]) -> dict[
     return {
         "worse_by": over_seeds("worse_by"),
         "strict": over_seeds("strict"),
+        "chance": over_seeds("chance"),
         **{name: mean_or_none(float(getattr(p, name)) for p in known) for name in ("gained", "lost", "samples")},
         "alpha": known[0].alpha,
         "delta": known[0].delta,

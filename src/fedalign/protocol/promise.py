@@ -40,7 +40,9 @@ def compare_served(
     log_choices = log_lasting + math.log(_positive("choices", choices))
     before = replace(before, log_lasting=log_lasting)
     if served is own:
-        return replace(before, gained=0.0, lost=0.0, samples=0, worse_by=0.0, strict=0.0, log_choices=log_choices)
+        return replace(
+            before, gained=0.0, lost=0.0, samples=0, worse_by=0.0, strict=0.0, chance=0.0, log_choices=log_choices
+        )
     replies: dict[int, Outcomes] = yield Paired((served, own), clients, split)
     return promise(round, before, total(replies.values()), log_choices, rounds)
 
@@ -60,7 +62,7 @@ def promise(
     gained, lost, samples = outcomes.gained, outcomes.lost, outcomes.samples
     made = replace(before, gained=gained, lost=lost, samples=samples, log_choices=log_choices)
     if not samples:
-        return replace(made, worse_by=None, strict=None)
+        return replace(made, worse_by=None, strict=None, chance=None)
     weight = round_weight(round, rounds)
     needed = -math.log(before.alpha * weight)
     found = log_evidence(lost, gained, samples, before.delta)
@@ -68,6 +70,7 @@ def promise(
         made,
         worse_by=upper_bound(gained, lost, samples, needed),
         strict=upper_bound(gained, lost, samples, needed + log_choices),
+        chance=chance_worse(outcomes, before.delta, log_choices - math.log(weight)),
         evidence=min(_MOST, before.evidence + weight * math.exp(min(found, 700.0))),
     )
 

@@ -73,8 +73,9 @@ class Promise:
     classifies correctly. ``worse_by`` is an upper bound that holds in all rounds at once with probability 1 − ``alpha``
     if the models do not depend on these samples. ``strict`` also holds if the served model was chosen by them, as one
     of exp(``log_choices``); exp(``log_lasting``) of these are due to decisions that later rounds build on.
-    ``evidence`` is that of an e-process against "never worse by more than ``delta``". docs/research/promise.md states
-    the assumptions.
+    ``chance`` is a p-value, as strict: a served model that is worse by more than ``delta`` has a chance of p to show
+    outcomes with a value of p or less. ``evidence`` is that of an e-process against "never worse by more than
+    ``delta``". docs/research/promise.md states the assumptions.
     """
 
     gained: float = 0.0
@@ -82,6 +83,7 @@ class Promise:
     samples: int = 0
     worse_by: float | None = None
     strict: float | None = None
+    chance: float | None = None
     alpha: float = 0.05
     delta: float = 0.01
     log_choices: float = 0.0

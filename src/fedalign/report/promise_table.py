@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 TITLE = "Can the served model be worse than the priority clients' own?"
-HEADINGS = ("arm", "samples", "gained", "lost", "measured %", "at most %", "strict %", "alarm")
+HEADINGS = ("arm", "samples", "gained", "lost", "measured %", "at most %", "strict %", "chance of δ", "alarm")
 NOTE = (
     "Last round, on the priority clients' held-out samples; counts are means over seeds. Gained, lost: samples that "
     "only the served model, or only the priority-only model, classifies correctly. Measured: lost − gained, in percent "
     "of the samples. At most, strict: upper bounds on that difference for new samples, the largest over seeds. Each "
     "holds for a run in all rounds at once. The first assumes that the models were not chosen by these samples; the "
-    "strict one allows for it. Alarm: in how many runs a test found the served model worse in some round."
+    "strict one allows for it. Chance of δ: if the served model were worse by more than δ, outcomes as good as these "
+    "would have at most this probability, choices and all rounds counted. Alarm: in how many runs a test that may be "
+    "looked at in every round found the served model worse by more than δ in some round."
 )
 
 
@@ -31,6 +33,7 @@ def promise_rows(summary: dict[str, Any]) -> list[list[str]]:
                 f"{100 * measured:.2f}",
                 _percent(promise["worse_by"]["worst"]),
                 _percent(promise["strict"]["worst"]),
+                f"{promise['chance']['worst']:.2g} (δ = {100 * promise['delta']:g} %)",
                 f"{promise['alarms']} of {runs}",
             ]
         )
