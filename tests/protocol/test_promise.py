@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedalign as fa
-from fedalign.protocol.messages import Outcomes, Paired
+from fedalign.protocol.messages import Outcomes, Paired, Result, RoundDone, Snapshot, WhoIsThere
+from fedalign.protocol.plan import Plan
 from fedalign.protocol.promise import (
     chance_worse,
     compare_served,
@@ -23,7 +24,9 @@ from fedalign.protocol.promise import (
 )
 from fedalign.protocol.records import Promise, RoundRecord
 from fedalign.protocol.roster import Roster
-from fedalign.testing import MadeUpClients
+from fedalign.protocol.round_log import RoundLog
+from fedalign.protocol.scores import Scores
+from fedalign.testing import MadeUpClients, drive
 
 counts = st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(1, 400)).map(lambda c: (c[0], c[1], sum(c)))
 
@@ -167,6 +170,34 @@ def test_the_own_model_is_not_worse_than_itself():
     with pytest.raises(StopIteration) as stop:
         next(asked)
     assert (stop.value.value.worse_by, stop.value.value.strict, stop.value.value.evidence) == (0.0, 0.0, 3.0)
+
+
+def watched(plan, snapshot):
+    """Compare the model 1 with the model 0 in every round, and train nothing."""
+    state, history = Promise(**snapshot.values.get("promise", {})), fa.History()
+    for t in range(snapshot.round, plan.rounds):
+        log = RoundLog(plan, t)
+        log.present = yield WhoIsThere(t)
+        log.promise = state = yield from compare_served(
+            t, state, 1.0, 0.0, log.present.priority, plan.evaluate_on, choices=2, lasting=3, rounds=plan.rounds
+        )
+        history.rounds.append(log.record(Scores(None, None, None), 1.0))
+        yield RoundDone(history[-1], 1.0, Snapshot(t + 1, {"model": 1.0}, {"promise": asdict(state)}))
+    return Result(1.0, history)
+
+
+@pytest.mark.parametrize("lost", [(), (0,)])
+def test_an_algorithm_goes_on_where_it_stopped(lost):
+    roster, plan = Roster(("a", "b"), (True, False), (30, 20)), Plan(fa.Align(0.1), 4)
+    clients = MadeUpClients(roster, outcomes={0: Outcomes(2, 30, 200)}, lost=lost)
+    whole = drive(watched(plan, Snapshot(0, {"model": 1.0})), clients)
+    stored = json.loads(json.dumps(whole.rounds[1].snapshot.values))
+    rest = drive(watched(plan, Snapshot(2, {"model": 1.0}, stored)), clients)
+    assert rest.history.rounds == whole.history.rounds[2:]
+    assert [r.promise is None for r in whole.history.rounds] == [bool(lost)] * 4
+    if not lost:
+        assert whole.history[-1].promise.log_choices == pytest.approx(4 * math.log(3) + math.log(2))
+        assert whole.history[-1].promise.alarm
 
 
 def test_records_keep_a_promise_and_old_lines_are_read():

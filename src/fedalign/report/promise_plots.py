@@ -35,12 +35,10 @@ def promises(arms: Mapping[str, Mapping[int, History]], title: str) -> Figure | 
         axes.plot(x, [_worst(every, "strict") for every in rounds.values()], "--", color=tint, linewidth=1.2)
     axes.axhline(0.0, color="0.4", linestyle=":", linewidth=1)
     axes.set(title=title, ylabel="worse than the priority-only model\n(percentage points)")
-    axes.annotate(
-        "points: measured, solid: bound, dashed: strict bound", (0.99, 0.98), xycoords="axes fraction", ha="right",
-        va="top", fontsize=8, color="0.35",
-    )  # fmt: skip
+    for style, name in ((".", "measured"), ("-", "bound"), ("--", "strict bound")):
+        axes.plot([], [], style, color="0.35", label=name)
     rounds_axis(axes)
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=6, frameon=False)
     return figure
 
 
