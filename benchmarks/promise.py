@@ -11,6 +11,7 @@ A bound fails in a run if it is below the true difference in any round. That may
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class Failures:
     strict: float
     alarm: float
     bias: float  #: the last round's true difference less the one on held-out samples, mean
+    error: float  #: standard error of that mean
     bounds: tuple[float, float]  #: the last round's bounds, mean
 
 
@@ -106,7 +108,8 @@ def summary(runs: Sequence[Sequence[tuple[Outcomes, float]]], log_choices: Seque
         )
     fresh, strict, alarm = failed.mean(0).tolist()
     bias, bound, strict_bound = last.mean(0).tolist()
-    return Failures(fresh, strict, alarm, bias, (bound, strict_bound))
+    error = float(last[:, 0].std(ddof=1)) / math.sqrt(len(runs))
+    return Failures(fresh, strict, alarm, bias, error, (bound, strict_bound))
 
 
 class Models(fa.Callback):
@@ -124,14 +127,14 @@ class Models(fa.Callback):
         self.candidates.append(max(1, len(record.tried)))
 
 
-def auto_run(seed: int, samples: int, rounds: int) -> tuple[list[tuple[Outcomes, float]], int]:
+def auto_run(seed: int, samples: int, rounds: int, fallback: bool = True) -> tuple[list[tuple[Outcomes, float]], int]:
     """Run AutoALIGN and FedAvg on the priority clients; compare both in every round, on held-out and on test data."""
     fed = Synth(alpha=0.5, beta=0.5, priority=4, free=8, samples=samples, test_samples=5000).federation(seed)
     local = fa.LocalSGD(lr=0.05, epochs=2, batch_size=20)
     kept = [Models(), Models()]
     specs = [
         fa.RunSpec(fed, rule, rounds, 0.0, local, seed=seed, callbacks=[keep])
-        for rule, keep in zip((fa.AutoAlign(), fa.PriorityOnly()), kept, strict=True)
+        for rule, keep in zip((fa.AutoAlign(fallback=fallback), fa.PriorityOnly()), kept, strict=True)
     ]
     fa.simulate_many(specs, lambda: nn.Linear(60, 10), device="cpu")
     rows = [np.concatenate([c.rows(split) for c in fed.clients if c.priority]) for split in ("heldout", "test")]
@@ -148,13 +151,15 @@ def _right(model: nn.Module, fed: fa.Federation, rows: npt.NDArray[np.int64]) ->
 
 
 def needed(_: argparse.Namespace) -> None:
-    print("| δ | disagreement | one round | 40 rounds | strict, 8 models a round | strict, 8 lasting choices a round |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| δ, points | disagreement | one round | 40 rounds | strict, 8 models a round "
+        "| strict, 8 lasting choices a round |\n|---|---|---|---|---|---|"
+    )
     for delta in (0.05, 0.02, 0.01, 0.005):
         for disagreement in (0.02, 0.05, 0.1):
             costs = [(1, 0.0), (40, 0.0), (40, math.log(8)), (40, 40 * math.log(8))]
             counts = [samples_needed(delta, ALPHA, disagreement, rounds, choices) for rounds, choices in costs]
-            print(f"| {100 * delta:g} points | {100 * disagreement:g} % | {' | '.join(f'{n:,}' for n in counts)} |")
+            print(f"| {100 * delta:g} | {100 * disagreement:g} % | {' | '.join(f'{n:,}' for n in counts)} |")
 
 
 def bounds(_: argparse.Namespace) -> None:
@@ -192,12 +197,13 @@ def reuse(given: argparse.Namespace) -> None:
 
 def auto(given: argparse.Namespace) -> None:
     _head()
-    for samples in (50, 200, 1000):
-        runs = [auto_run(seed, samples, 30) for seed in range(given.runs)]
-        most = max(candidates for _, candidates in runs)
-        for name, last in (("counted once", False), ("counted as lasting", True)):
-            nats = [(t + 1 if last else 1) * math.log(most) for t in range(30)]
-            _row(f"{4 * samples // 5} samples, {most} candidates, {name}", summary([r for r, _ in runs], nats, 0.02))
+    for fallback, samples in itertools.product((True, False), (50, 200, 1000)):
+        found = [auto_run(seed, samples, 30, fallback) for seed in range(given.runs)]
+        runs, most = [run for run, _ in found], max(candidates for _, candidates in found)
+        for name, lasting in (("counted once", False), ("lasting", True)):
+            nats = [(t + 1 if lasting else 1) * math.log(most) for t in range(30)]
+            kind = "" if fallback else ", no fallback"
+            _row(f"{4 * samples // 5} samples{kind}; {most} candidates, {name}", summary(runs, nats, 0.02))
 
 
 def _head() -> None:
@@ -209,8 +215,8 @@ def _head() -> None:
 
 def _row(name: str, found: Failures) -> None:
     parts = " | ".join(f"{100 * part:.1f} %" for part in (found.fresh, found.strict, found.alarm))
-    points = " | ".join(f"{100 * part:.1f}" for part in (found.bias, *found.bounds))
-    print(f"| {name} | {parts} | {points} |", flush=True)
+    bias = f"{100 * found.bias:.1f} ± {100 * found.error:.1f}"
+    print(f"| {name} | {parts} | {bias} | {' | '.join(f'{100 * one:.1f}' for one in found.bounds)} |", flush=True)
 
 
 if __name__ == "__main__":
