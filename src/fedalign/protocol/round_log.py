@@ -9,7 +9,7 @@ from dataclasses import replace
 from fedalign.errors import DivergedError
 from fedalign.protocol.messages import Declined, Lost, Offered, Present, Refused, Reply
 from fedalign.protocol.plan import Plan
-from fedalign.protocol.records import ClientRound, Decision, Fallback, RoundRecord, Tried
+from fedalign.protocol.records import ClientRound, Decision, Fallback, Promise, RoundRecord, Tried
 from fedalign.protocol.roster import Roster
 from fedalign.protocol.scores import Scores
 from fedalign.rules.rule import Broadcast, Measure, Selection, Similarity
@@ -33,6 +33,7 @@ class RoundLog:
         self.skipped: str | None = None
         self.tried: tuple[Tried, ...] = ()
         self.similarities: Mapping[int, Similarity] = {}
+        self.promise: Promise | None = None
         self._refused: dict[int, str] = {}
         self._shares: Mapping[int, float] = {}
         self._reasons: Mapping[int, str] = {}
@@ -132,6 +133,7 @@ class RoundLog:
             base=separate_training,
             inclusion=self.inclusion,
             theta=theta,
+            promise=self.promise if self.promise is not None and self.promise.worse_by is not None else None,
         )
 
     def _global(self) -> tuple[float | None, float | None]:
