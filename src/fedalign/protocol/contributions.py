@@ -127,12 +127,13 @@ def usual(now: Mapping[int, float], reputation: Mapping[int, float]) -> set[int]
     The limit is the median plus three times its distance to the lower quartile. As long as fewer than half of the
     clients are hostile, honest ones set both.
 
-    >>> sorted(usual({k: x for k, x in enumerate((-0.03, -0.02, -0.02, -0.01, -0.01, 0.3))}, dict.fromkeys(range(6), -1)))
+    >>> now = dict(enumerate((-0.03, -0.02, -0.02, -0.01, -0.01, 0.3)))
+    >>> sorted(usual(now, dict.fromkeys(now, -1.0)))
     [0, 1, 2, 3, 4]
     """
-    if len(now) < 4:
-        return {k for k in now if max(now[k], reputation[k]) <= 0} if now else set()
     scores = {k: max(now[k], reputation[k]) for k in now}
+    if len(scores) < 4:  # too few for quartiles
+        return {k for k, score in scores.items() if score <= 0}
     lower, middle, _ = quantiles(scores.values(), n=4, method="inclusive")
     return {k for k, score in scores.items() if score <= middle + _OUTLIER * (middle - lower)}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedalign.errors import DivergedError
@@ -23,7 +23,8 @@ from fedalign.protocol.contributions import Verification, order, reputations, us
 from fedalign.protocol.fedalign import Offers, broadcast, invite
 from fedalign.protocol.messages import Request, Result, RoundDone, Run, Snapshot, WhoIsThere
 from fedalign.protocol.plan import Plan
-from fedalign.protocol.records import Fallback, History, Tried
+from fedalign.protocol.promise import compare_served
+from fedalign.protocol.records import Fallback, History, Promise, Tried
 from fedalign.protocol.round_log import RoundLog
 from fedalign.protocol.scores import scores
 from fedalign.rules.auto import sizes
@@ -45,11 +46,16 @@ class VerifiedState:
     models: AutoState
     reputation: Mapping[int, float] = field(default_factory=dict)
     breadth: float = 1.0
+    promise: Promise = field(default_factory=Promise)
 
     def snapshot(self, round: int, theta: float) -> Snapshot:
         """Return the state as named tensors and values, for a resume."""
         saved = self.models.snapshot(round, theta)
-        own = {"reputation": {str(k): value for k, value in self.reputation.items()}, "breadth": self.breadth}
+        own = {
+            "reputation": {str(k): value for k, value in self.reputation.items()},
+            "breadth": self.breadth,
+            "promise": asdict(self.promise),
+        }
         return replace(saved, values={**saved.values, **own})
 
     @classmethod
@@ -57,7 +63,8 @@ class VerifiedState:
         """Read a snapshot; that of a new run holds the initial ``model`` alone."""
         values = snapshot.values
         reputation = {int(k): value for k, value in values.get("reputation", {}).items()}
-        return cls(AutoState.restore(snapshot), reputation, values.get("breadth", 1.0))
+        promise = Promise(**values.get("promise", {}))
+        return cls(AutoState.restore(snapshot), reputation, values.get("breadth", 1.0), promise)
 
 
 def verified(plan: Plan, snapshot: Snapshot) -> Run:
@@ -105,8 +112,8 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
     now = yield from verification.contributions(t)
     reputation = reputations(state.reputation, now)
     choice = yield from _choose(verification, now, reputation, state.breadth, offers, sent)
-    new = VerifiedState(_models(models, choice), reputation, state.breadth)
-    served = choice.options[choice.served]
+    new = VerifiedState(_models(models, choice), reputation, state.breadth, state.promise)
+    served = own = choice.options[choice.served]
     if models.priority_only is not None or choice.served or choice.training:
         own = yield from train_priority_only(plan, models, choice, answered, sent, log)
         fallback = yield from compare_with_priority_only(plan, models, choice, own, evaluators, log, credit=False)
@@ -116,7 +123,14 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
             served = own
     training = choice.options[choice.training]
     log.admitted(choice.selection, served.shares, (training.shares, choice.training_reasons))
-    return new
+    if not verification.rule.promise:
+        return new
+    both = served.server.weights, own.server.weights
+    log.promise = yield from compare_served(
+        t, state.promise, *both, evaluators, plan.evaluate_on,
+        choices=max(1, len(log.tried)), lasting=2 ** len(now), rounds=plan.rounds,
+    )  # fmt: skip
+    return replace(new, promise=log.promise)
 
 
 def _choose(

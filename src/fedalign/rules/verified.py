@@ -28,7 +28,8 @@ class Verified(Rule):
     served. The next round trains on from the largest of them that does not raise the priority clients' loss by more
     than the part ``tolerance``, and has no client whose update's cosine with theirs is below ``cosine``.
 
-    FedAvg on the priority clients is trained as well, and served whenever the choice is not better.
+    FedAvg on the priority clients is trained as well, and served whenever the choice is not better. With ``promise``
+    the record says by how much the served model may be worse (docs/research/promise.md).
 
     >>> rule = Verified()
     >>> rule.select({3: Offer(Measure(9.0, None, 5))}, Broadcast(round=0, loss=1.0)).clients
@@ -46,6 +47,7 @@ class Verified(Rule):
     tolerance: float = 0.02
     cosine: float = -0.1
     probes: int = 64
+    promise: bool = True
     match_on: MatchOn | None = None
     needs_updates: bool = field(default=True, init=False, repr=False, compare=False)
     needs_accuracy: bool = field(init=False, repr=False, compare=False)
