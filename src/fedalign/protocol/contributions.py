@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
-from fedalign.protocol.aggregate import mix_of, weighted_mean
+from fedalign.protocol.aggregate import mix_of, shares, weighted_mean
 from fedalign.protocol.candidates import Option
 from fedalign.protocol.messages import Aggregate, Evaluate, Mix, Request
 from fedalign.protocol.plan import Plan
@@ -19,6 +19,34 @@ from fedalign.training.server import ServerModel
 
 _NEWEST = 0.3  # weight of a round in a client's reputation
 _OUTLIER = 3.0  # distances from the median to the lower quartile
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What free clients' updates do to the priority clients' loss: relative changes, of which negative ones help.
+
+    ``limit`` is the largest change when one of the priority clients is missing: as much as a trusted client matters.
+    """
+
+    changes: Mapping[int, float]
+    limit: float
+
+    def trusted(self, reputation: Mapping[int, float]) -> set[int]:
+        """Return the clients to train on: no outliers, and none that harms more than a missing priority client.
+
+        An outlier is above the median by more than three times the median's distance to the lower quartile. As long as
+        fewer than half of the clients are hostile, honest ones set both.
+
+        >>> changes = dict(enumerate((-0.03, -0.02, -0.02, -0.01, -0.01, 0.3)))
+        >>> sorted(Contributions(changes, math.inf).trusted(dict.fromkeys(changes, -1.0)))
+        [0, 1, 2, 3, 4]
+        """
+        scores = {k: max(change, reputation[k]) for k, change in self.changes.items()}
+        limit = self.limit
+        if len(scores) >= 4:
+            lower, middle, _ = quantiles(scores.values(), n=4, method="inclusive")
+            limit = min(limit, middle + _OUTLIER * (middle - lower))
+        return {k for k, score in scores.items() if score <= limit}
 
 
 @dataclass(frozen=True)
@@ -88,18 +116,27 @@ class Verification:
         loss = weighted_mean(self.log.roster, option.measures)[0] if option.measures else math.inf
         return loss if math.isfinite(loss) else math.inf
 
-    def contributions(self, round: int) -> Generator[Request, Any, dict[int, float]]:
-        """Measure the priority clients' aggregate with and without each free client.
+    def contributions(self, round: int) -> Generator[Request, Any, Contributions]:
+        """Measure the priority clients' aggregate with and without each free client, and without each of their own.
 
-        Return the relative changes of their loss: negative ones help. All probed clients have the same weight, whatever
-        sample counts they claim. If more than ``probes`` clients are proposed, they take turns.
+        All probed clients have the same weight, whatever sample counts they claim. If more than ``probes`` clients are
+        proposed, they take turns.
         """
         probed = _turn(self.proposed.clients, self.rule.probes, round)
         if not probed:
-            return {}
-        alike = 1 / len(self.log.trained)
-        alone, *joined = yield from self.measure([self.mix(()), *(self.mix((k,), {k: alike}) for k in probed)])
-        return {k: _change(self.loss(one), self.loss(alone)) for k, one in zip(probed, joined, strict=True)}
+            return Contributions({}, 0.0)
+        trained = self.log.trained
+        alike = 1 / len(trained)
+        others = [[j for j in trained if j != k] for k in trained] if len(trained) > 1 else []
+        mixes = [
+            self.mix(()),
+            *(Mix(shares(self.log.present, some)) for some in others),
+            *(self.mix((k,), {k: alike}) for k in probed),
+        ]
+        alone, *changed = [self.loss(one) for one in (yield from self.measure(mixes))]
+        changes = [_change(loss, alone) for loss in changed]
+        limit = max(0.0, *changes[: len(others)]) if others else math.inf
+        return Contributions(dict(zip(probed, changes[len(others) :], strict=True)), limit)
 
 
 def reputations(before: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
@@ -119,23 +156,6 @@ def order(now: Mapping[int, float], reputation: Mapping[int, float]) -> list[int
     [4, 3, 5]
     """
     return sorted(now, key=lambda k: (max(now[k], reputation[k]), now[k], k))
-
-
-def usual(now: Mapping[int, float], reputation: Mapping[int, float]) -> set[int]:
-    """Return the clients whose contribution is no outlier among those of the better half.
-
-    The limit is the median plus three times its distance to the lower quartile. As long as fewer than half of the
-    clients are hostile, honest ones set both.
-
-    >>> now = dict(enumerate((-0.03, -0.02, -0.02, -0.01, -0.01, 0.3)))
-    >>> sorted(usual(now, dict.fromkeys(now, -1.0)))
-    [0, 1, 2, 3, 4]
-    """
-    scores = {k: max(now[k], reputation[k]) for k in now}
-    if len(scores) < 4:  # too few for quartiles
-        return {k for k, score in scores.items() if score <= 0}
-    lower, middle, _ = quantiles(scores.values(), n=4, method="inclusive")
-    return {k for k, score in scores.items() if score <= middle + _OUTLIER * (middle - lower)}
 
 
 def _smooth(before: float, now: float) -> float:

@@ -19,7 +19,7 @@ from fedalign.errors import DivergedError
 from fedalign.protocol.aggregate import check_selection
 from fedalign.protocol.autoalign import AutoState, compare_with_priority_only, train_priority_only
 from fedalign.protocol.candidates import Choice, Option
-from fedalign.protocol.contributions import Verification, order, reputations, usual
+from fedalign.protocol.contributions import Contributions, Verification, order, reputations
 from fedalign.protocol.fedalign import Offers, broadcast, invite
 from fedalign.protocol.messages import Request, Result, RoundDone, Run, Snapshot, WhoIsThere
 from fedalign.protocol.plan import Plan
@@ -109,9 +109,9 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
     evaluators = (drawn.priority if drawn is not None else ()) or answered
     proposed = check_selection(plan.rule, plan.rule.select(offers, sent), offers)
     verification = Verification.of_round(plan, log, models.training, evaluators, proposed, offers)
-    now = yield from verification.contributions(t)
-    reputation = reputations(state.reputation, now)
-    choice = yield from _choose(verification, now, reputation, state.breadth, offers, sent)
+    found = yield from verification.contributions(t)
+    now, reputation = found.changes, reputations(state.reputation, found.changes)
+    choice = yield from _choose(verification, found, reputation, state.breadth, offers, sent)
     new = VerifiedState(_models(models, choice), reputation, state.breadth, state.promise)
     served = own = choice.options[choice.served]
     if models.priority_only is not None or choice.served or choice.training:
@@ -134,14 +134,14 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
 
 
 def _choose(
-    verification: Verification, now: Mapping[int, float], reputation: Mapping[int, float], breadth: float,
+    verification: Verification, found: Contributions, reputation: Mapping[int, float], breadth: float,
     offers: Offers, sent: Broadcast,
 ) -> Generator[Request, Any, Choice]:  # fmt: skip
     """Measure the aggregates of the best clients, and choose the one to serve and the one to train on."""
     rule, log = verification.rule, verification.log
-    best_first = order(now, reputation)
+    best_first = order(found.changes, reputation)
     sets = [(), *(tuple(sorted(best_first[:size])) for size in sizes(len(best_first)))]
-    trusted = usual(now, reputation).intersection(best_first[: math.ceil(breadth * len(best_first))])
+    trusted = found.trusted(reputation).intersection(best_first[: math.ceil(breadth * len(best_first))])
     broad = tuple(sorted(k for k in trusted if offers[k].cosine >= rule.cosine))
     if broad not in sets:
         sets.append(broad)
@@ -155,7 +155,7 @@ def _choose(
         for i, (clients, loss) in enumerate(zip(sets, losses, strict=True))
     )
     options = {i: measured[i] for i in {0, served, training}}
-    reasons = _reasons(now)
+    reasons = _reasons(found.changes)
     return Choice(options, served, training, 0, Selection(sets[served], reasons=reasons), reasons)
 
 

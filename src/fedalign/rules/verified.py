@@ -44,7 +44,7 @@ class Verified(Rule):
     length: float = 2.0
     within: float = 8.0
     total: float = 10.0
-    tolerance: float = 0.02
+    tolerance: float = 1.0
     cosine: float = -0.1
     probes: int = 64
     promise: bool = True
