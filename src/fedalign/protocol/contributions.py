@@ -17,7 +17,7 @@ from fedalign.rules.rule import Offer, Selection
 from fedalign.rules.verified import Verified
 from fedalign.training.server import ServerModel
 
-_NEWEST = 0.3  # weight of a round in a client's reputation
+_NEWEST = 0.1  # weight of a round in a client's reputation
 _OUTLIER = 3.0  # distances from the median to the lower quartile
 
 
@@ -34,19 +34,29 @@ class Contributions:
     def trusted(self, reputation: Mapping[int, float]) -> set[int]:
         """Return the clients to train on: no outliers, and none that harms more than a missing priority client.
 
-        An outlier is above the median by more than three times the median's distance to the lower quartile. As long as
-        fewer than half of the clients are hostile, honest ones set both.
+        Neither this round's change nor the reputation may be an outlier.
 
         >>> changes = dict(enumerate((-0.03, -0.02, -0.02, -0.01, -0.01, 0.3)))
-        >>> sorted(Contributions(changes, math.inf).trusted(dict.fromkeys(changes, -1.0)))
+        >>> sorted(Contributions(changes, math.inf).trusted(changes))
         [0, 1, 2, 3, 4]
         """
-        scores = {k: max(change, reputation[k]) for k, change in self.changes.items()}
-        limit = self.limit
-        if len(scores) >= 4:
-            lower, middle, _ = quantiles(scores.values(), n=4, method="inclusive")
-            limit = min(limit, middle + _OUTLIER * (middle - lower))
-        return {k for k, score in scores.items() if score <= limit}
+        known = {k: reputation[k] for k in self.changes}
+        now, past = min(self.limit, usual_limit(self.changes)), min(self.limit, usual_limit(known))
+        return {k for k, change in self.changes.items() if change <= now and known[k] <= past}
+
+
+def usual_limit(values: Mapping[int, float]) -> float:
+    """Return where outliers begin: the median plus three times its distance to the lower quartile.
+
+    As long as fewer than half of the clients are hostile, honest ones set both. Fewer than four values have no limit.
+
+    >>> usual_limit({1: 0.0, 2: 1.0, 3: 2.0, 4: 3.0, 5: 90.0})
+    5.0
+    """
+    if len(values) < 4:
+        return math.inf
+    lower, middle, _ = quantiles(values.values(), n=4, method="inclusive")
+    return middle + _OUTLIER * (middle - lower)
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,7 @@ def reputations(before: Mapping[int, float], now: Mapping[int, float]) -> dict[i
     """Average contributions over the rounds; clients that were not measured keep their reputation.
 
     >>> reputations({3: -0.1, 5: 0.4}, {3: 0.1})
-    {3: -0.04, 5: 0.4}
+    {3: -0.08, 5: 0.4}
     """
     new = {k: change if k not in before else _smooth(before[k], change) for k, change in now.items()}
     return {**before, **new}
