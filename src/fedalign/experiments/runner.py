@@ -14,6 +14,8 @@ from typing import Any, Literal
 import tomli_w
 import torch
 
+from fedalign.attacks.adversary import Adversary
+from fedalign.attacks.hostile import hostile_clients
 from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError
 from fedalign.experiments.config import Experiment, load
@@ -152,6 +154,8 @@ def execute(prepared: Prepared) -> Outcome:
         "seconds": round(earlier + time.monotonic() - began, 3),
         "arms": summarise(histories, diverged, {arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)}),
     }
+    if experiment.adversary is not None:
+        summary["hostile"] = _hostile(experiment.adversary, prepared.runs)
     if experiment.settings["theory"]:
         from fedalign.theory.comparison import summarise as theory_of
 
@@ -164,6 +168,15 @@ def execute(prepared: Prepared) -> Outcome:
         summary["incentive"] = incentive(tests, alone)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
     return Outcome(summary, histories, diverged)
+
+
+def _hostile(adversary: Adversary, runs: Sequence[tuple[str, int, RunSpec]]) -> dict[str, list[str]]:
+    """Name the hostile clients of every seed."""
+    rosters = {seed: spec.federation.roster for _, seed, spec in runs}
+    return {
+        str(seed): [roster.names[k] for k in sorted(hostile_clients(adversary, roster, seed))]
+        for seed, roster in rosters.items()
+    }
 
 
 def _has_rounds(folder: Path) -> bool:

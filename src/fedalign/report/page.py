@@ -18,7 +18,7 @@ from fedalign.errors import FedalignError
 from fedalign.report import plot_style, theory_table
 from fedalign.report.gallery import gallery
 from fedalign.report.read_runs import RunFolder
-from fedalign.report.table import HEADINGS, INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, NOTE, incentive_rows, rows
+from fedalign.report.table import INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, NOTE, headings, incentive_rows, rows
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]
     return {
         "name": run.name,
         "description": run.settings["description"],
+        "adversary": _adversary(run.settings),
         "summary": summary,
-        "headings": HEADINGS,
+        "headings": headings(summary),
         "rows": [{"cells": cells, "best": best} for *cells, best in rows(summary)],
         "note": NOTE,
         "failures": [
@@ -84,6 +85,13 @@ def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]
         "theory": _theory(summary),
         "images": images,
     }
+
+
+def _adversary(settings: dict[str, Any]) -> str | None:
+    """Describe the run's hostile clients; None without any."""
+    from fedalign.attacks.settings import in_words
+
+    return in_words(settings["adversary"]) if "adversary" in settings else None
 
 
 def _incentive(summary: dict[str, Any]) -> dict[str, Any] | None:
