@@ -59,7 +59,7 @@ def resolve_adversary(given: Any, folder: Path | None = None) -> dict[str, Any]:
 
 def make_adversary(table: Mapping[str, Any], folder: Path | None = None) -> Adversary:
     """Make the adversary of a table that :func:`resolve_adversary` gave."""
-    own = {key: None if value is False else value for key, value in table.items() if key != "kind"}
+    own: dict[str, Any] = {key: None if value is False else value for key, value in table.items() if key != "kind"}
     return Adversary([ATTACKS.make(attack, folder) for attack in table["kind"]], **own)
 
 

@@ -55,7 +55,12 @@ def write_report(runs: Sequence[RunFolder], folder: Path) -> Report:
 
 def render_page(sections: Sequence[dict[str, Any]]) -> str:
     """Render the HTML page; a section is what ``templates/run.html.j2`` needs for one run."""
-    environment = jinja2.Environment(
+    return environment().get_template("report.html.j2").render(sections=sections)
+
+
+def environment() -> jinja2.Environment:
+    """Return the environment that renders the package's templates, with autoescape on."""
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("fedalign.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -63,7 +68,6 @@ def render_page(sections: Sequence[dict[str, Any]]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("report.html.j2").render(sections=sections)
 
 
 def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]:

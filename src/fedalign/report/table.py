@@ -27,7 +27,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[Any, ...]]:
     """
     arms: dict[str, Any] = summary["arms"]
     best = _best(arms)
-    nothing = {"mean": None, "std": None, "per_seed": []}
+    nothing: dict[str, Any] = {"mean": None, "std": None, "per_seed": []}
     return [
         (
             arm,
