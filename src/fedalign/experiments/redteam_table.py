@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -68,7 +69,9 @@ def table_of(team: RedTeam, done: Mapping[Case, Figures]) -> list[Row]:
 def worst_cases(rows: Sequence[Row]) -> list[Worst]:
     """Return the worst case over attacks for every rule and fraction, with fraction 0 for no attack."""
     found = []
-    for rule, fraction in dict.fromkeys((row.rule, row.fraction) for row in rows if row.rule != BASELINE):
+    rules = dict.fromkeys(row.rule for row in rows if row.rule != BASELINE)
+    fractions = sorted({row.fraction for row in rows})
+    for rule, fraction in itertools.product(rules, fractions):
         own = [row for row in rows if (row.rule, row.fraction) == (rule, fraction)]
         mean, seed = min(own, key=lambda row: row.gain), min(own, key=lambda row: row.worst_seed)
         found.append(Worst(rule, fraction, mean.gain, mean.attack, seed.worst_seed, seed.attack))

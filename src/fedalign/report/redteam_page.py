@@ -17,7 +17,7 @@ from fedalign.experiments.redteam_table import Row, Worst, as_csv, as_json, wors
 from fedalign.experiments.store import write_atomically
 from fedalign.report import plot_style
 from fedalign.report.page import environment
-from fedalign.report.redteam_plot import heat_map, ink, signed, tint
+from fedalign.report.redteam_plot import heat_map, signed, tint
 
 NOTE = (
     "Points of test accuracy above priority: the mean over seeds. Aggregators that take the number of attackers, "
@@ -153,7 +153,7 @@ def _rules(rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(gain: float) -> dict[str, str]:
-    return {"text": signed(gain), "tint": tint(gain), "ink": ink(gain)}
+    return {"text": signed(gain), "tint": tint(gain)}
 
 
 def _coloured(gain: float) -> str:

@@ -12,14 +12,14 @@ from fedalign.report import plot_style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LOSS, _EVEN, _GAIN = (213, 94, 0), (255, 255, 255), (0, 114, 178)  # vermilion to blue: seen with any colour vision
+_LOSS, _EVEN, _GAIN = (213, 94, 0), (255, 255, 255), (86, 180, 233)  # vermilion, sky blue: seen with any colour vision
 _FULL_LOSS, _FULL_GAIN = 50.0, 10.0  # points at which the colours are full
 
 
 def tint(gain: float) -> str:
-    """Return the colour of a gain in points: vermilion below 0, blue above, on a logarithmic scale.
+    """Return the colour of a gain in points: vermilion below 0, blue above; black text can be read on all.
 
-    So that losses of 1, 5 and 70 points are told apart, and a loss of a few tenths stays pale.
+    The scale is logarithmic, so that losses of 1, 5 and 70 points are told apart, and a loss of a few tenths stays pale.
 
     >>> tint(0.0), tint(-80.0)
     ('#ffffff', '#d55e00')
@@ -28,11 +28,6 @@ def tint(gain: float) -> str:
     part = min(1.0, math.log1p(abs(gain)) / math.log1p(most))
     mixed = (round(a + (b - a) * part) for a, b in zip(_EVEN, end, strict=True))
     return "#" + "".join(f"{channel:02x}" for channel in mixed)
-
-
-def ink(gain: float) -> str:
-    """Return the colour of text that can be read on :func:`tint`: white on the strongest blue, else black."""
-    return "#ffffff" if gain > 4 else "#000000"
 
 
 def signed(points: float) -> str:
@@ -57,9 +52,9 @@ def heat_map(worst: Sequence[Worst], title: str) -> Figure:
     for one in worst:
         x, y = fractions.index(one.fraction), rules.index(one.rule)
         axes.fill_between([x - 0.49, x + 0.49], y - 0.48, y + 0.48, color=tint(one.gain), linewidth=0)
-        axes.text(x, y - 0.12, signed(one.gain), ha="center", va="center", size=14, weight="bold", color=ink(one.gain))
+        axes.text(x, y - 0.12, signed(one.gain), ha="center", va="center", size=14, weight="bold")
         seed = f"worst seed {signed(one.worst_seed)}"
-        axes.text(x, y + 0.27, seed, ha="center", va="center", size=8, color=ink(one.gain))
+        axes.text(x, y + 0.27, seed, ha="center", va="center", size=8)
     axes.set_xlim(-0.5, len(fractions) - 0.5)
     axes.set_ylim(len(rules) - 0.5, -0.5)
     axes.set_xticks(range(len(fractions)), [_column(fraction) for fraction in fractions])
