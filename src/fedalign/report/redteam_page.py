@@ -57,7 +57,7 @@ def terminal_tables(team: RedTeam, rows: Sequence[Row]) -> list[Table]:
     rules, worst = _rules(rows), worst_cases(rows)
     shown = [0.0, *team.fractions]
     summary = Table(title=f"{team.experiment.name}: worst case over attacks (worst seed)", caption=NOTE)
-    summary.add_column("rule", no_wrap=True)
+    summary.add_column("rule", overflow="fold")
     for fraction in shown:
         summary.add_column(_percent(fraction), justify="right", no_wrap=True)
     for rule in rules:
@@ -73,7 +73,7 @@ def terminal_tables(team: RedTeam, rows: Sequence[Row]) -> list[Table]:
             table.add_row(attack, *[_coloured(gains[rule].gain) for rule in rules])
         tables.append(table)
     if backdoors := _backdoors(rows):
-        table = Table(title="success of backdoors, %")
+        table = Table(title=f"success of backdoors, %, at {backdoors['at']} % hostile")
         for index, heading in enumerate(backdoors["headings"]):
             table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
         for row in backdoors["rows"]:
@@ -117,35 +117,25 @@ def _by_attack(rows: Sequence[Row], fraction: float) -> dict[str, dict[str, Row]
 
 
 def _backdoors(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return the table of backdoors' success: a row for each attack and fraction, a column for each rule."""
+    """Return the table of backdoors' success: a row for each rule, a column for each attack; None without backdoors.
+
+    A cell has a number for each fraction. The baseline is measured at one, because nobody hostile takes part in it.
+    """
     measured = [row for row in rows if row.success is not None]
     if not measured:
         return None
-    rules = [BASELINE, *_rules(rows)]
-    base = {row.attack: row for row in measured if row.rule == BASELINE}
-    lines: dict[tuple[str, float], dict[str, Row]] = {}
-    for row in measured:
-        lines.setdefault((row.attack, row.fraction), {})[row.rule] = row
+    attacks = list(dict.fromkeys(row.attack for row in measured))
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in sorted(measured, key=lambda row: row.fraction):
+        found.setdefault((row.rule, row.attack), []).append(f"{row.success:.1f}")
     return {
-        "headings": ["attack", "hostile", *rules],
+        "at": " / ".join(f"{100 * fraction:g}" for fraction in sorted({row.fraction for row in measured})),
+        "headings": ["rule", *attacks],
         "rows": [
-            {
-                "cells": [attack, _percent(fraction), *_successes({**_baseline(base, attack), **own}, rules)],
-                "best": False,
-            }
-            for (attack, fraction), own in lines.items()
+            {"cells": [rule, *[" / ".join(found.get((rule, attack), ["–"])) for attack in attacks]], "best": False}
+            for rule in [BASELINE, *_rules(rows)]
         ],
     }
-
-
-def _baseline(base: Mapping[str, Row], attack: str) -> dict[str, Row]:
-    """Return the baseline's row of an attack, which is measured at one fraction and holds for all."""
-    return {BASELINE: base[attack]} if attack in base else {}
-
-
-def _successes(rows: Mapping[str, Row], rules: Sequence[str]) -> list[str]:
-    found = [rows[rule].success if rule in rows else None for rule in rules]
-    return ["–" if success is None else f"{success:.1f}" for success in found]
 
 
 def _rules(rows: Sequence[Row]) -> list[str]:

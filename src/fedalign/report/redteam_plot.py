@@ -12,7 +12,7 @@ from fedalign.report import plot_style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LOSS, _EVEN, _GAIN = (213, 94, 0), (255, 255, 255), (86, 180, 233)  # vermilion, sky blue: seen with any colour vision
+_LOSS, _EVEN, _GAIN = (213, 94, 0), (255, 255, 255), (86, 180, 233)  # told apart with any colour vision
 _FULL_LOSS, _FULL_GAIN = 50.0, 10.0  # points at which the colours are full
 
 
