@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedalign.cli.notices import error_console, printed_notes
-from fedalign.cli.options import INTERRUPTED, setting
+from fedalign.cli.options import INTERRUPTED, count, setting
 from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ def _redteam(options: argparse.Namespace) -> int:
         notes += said
     left = [case for case in cases if case not in done]
     console.print(
-        f"[bold]{escape(name)}[/]: {len(team.rules)} rules × {len(team.attacks)} attacks × {len(team.fractions)} "
-        f"fractions, {len(team.experiment.seeds)} seeds: {len(cases):,} runs of {team.experiment.rounds} rounds; "
+        f"[bold]{escape(name)}[/]: {count(len(team.rules), 'rule')} × {count(len(team.attacks), 'attack')} × "
+        f"{count(len(team.fractions), 'fraction')}, {count(len(team.experiment.seeds), 'seed')}: "
+        f"{count(len(cases), 'run')} of {count(team.experiment.rounds, 'round')}; "
         f"output in {escape(str(folder))}"
     )
     if options.resume:

@@ -127,7 +127,7 @@ def _backdoors(rows: Sequence[Row]) -> dict[str, Any] | None:
     attacks = list(dict.fromkeys(row.attack for row in measured))
     found: dict[tuple[str, str], list[str]] = {}
     for row in sorted(measured, key=lambda row: row.fraction):
-        found.setdefault((row.rule, row.attack), []).append(f"{row.success:.1f}")
+        found.setdefault((row.rule, row.attack), []).append(f"{row.success:.0f}")
     return {
         "at": " / ".join(f"{100 * fraction:g}" for fraction in sorted({row.fraction for row in measured})),
         "headings": ["rule", *attacks],

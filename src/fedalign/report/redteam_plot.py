@@ -12,14 +12,15 @@ from fedalign.report import plot_style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LOSS, _EVEN, _GAIN = (213, 94, 0), (255, 255, 255), (86, 180, 233)  # told apart with any colour vision
+# Vermilion and sky blue are told apart with any colour vision.
+_LOSS, _EVEN, _GAIN = (213, 94, 0), (255, 255, 255), (86, 180, 233)
 _FULL_LOSS, _FULL_GAIN = 50.0, 10.0  # points at which the colours are full
 
 
 def tint(gain: float) -> str:
     """Return the colour of a gain in points: vermilion below 0, blue above; black text can be read on all.
 
-    The scale is logarithmic, so that losses of 1, 5 and 70 points are told apart, and a loss of a few tenths stays pale.
+    The scale is logarithmic, so that losses of 1, 5 and 70 points are told apart, and a few tenths stay pale.
 
     >>> tint(0.0), tint(-80.0)
     ('#ffffff', '#d55e00')
