@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalign.attacks.adversary import Adversary
-from fedalign.attacks.catalogue import named_attacks
+from fedalign.attacks.catalogue import CATALOGUE, named_attacks
 from fedalign.attacks.hostile import hostile_clients
 from fedalign.attacks.settings import make_adversary
 from fedalign.errors import FedalignError
@@ -57,7 +57,7 @@ class RedTeam:
     rules: dict[str, Contender]
     attacks: dict[str, dict[str, Any]]
     fractions: tuple[float, ...]
-    _specs: dict[tuple[str, int], RunSpec] = field(default_factory=dict)
+    specs: dict[tuple[str, int], RunSpec]  #: the runs without an attack, by arm and seed
     _adversaries: dict[tuple[str, float], Adversary] = field(default_factory=dict)
 
     def cases(self) -> list[Case]:
@@ -88,10 +88,8 @@ class RedTeam:
 
     def spec(self, case: Case) -> RunSpec:
         """Describe a run. An aggregator that takes the number of hostile clients is told the true one."""
-        if not self._specs:
-            self._specs = {(arm, seed): spec for arm, seed, spec in self.experiment.specs()}
         contender = self.rules.get(case.rule) or Contender(BASELINE)
-        spec = self._specs[contender.arm, case.seed]
+        spec = self.specs[contender.arm, case.seed]
         adversary = None if case.attack == NO_ATTACK else self._adversary(case.attack, case.fraction)
         spec = dataclasses.replace(spec, adversary=adversary, name=case.rule)
         if contender.aggregator is None:
@@ -137,22 +135,20 @@ def plan_redteam(
     >>> [(case.rule, case.attack, case.fraction) for case in team.cases()][-2:]
     [('all', 'zero', 0.5), ('all+trimmed-mean', 'zero', 0.5)]
     """
-    from fedalign.attacks.catalogue import CATALOGUE
-
     first = load(name, overrides)
     if first.adversary is not None:
         raise FedalignError(f"{name} has a section [adversary]; a red team brings its own attacks, so leave it out")
     contenders, further = _contenders(rules, first)
     arms = list(dict.fromkeys([BASELINE, *(one.arm for one in contenders.values())]))
     experiment = load(name, {**(overrides or {}), **further, "arms": arms})
-    for arm, _, spec in experiment.specs()[:: len(experiment.seeds)]:
+    tables, parts = named_attacks(attacks or CATALOGUE, experiment.folder), _checked_fractions(fractions)
+    specs = {(arm, seed): spec for arm, seed, spec in experiment.specs()}
+    for (arm, _), spec in specs.items():
         if isinstance(spec.rule, Alone):
             raise FedalignError(f"the arm {arm!r} has no shared model, so it cannot be attacked; leave it out")
         if not spec.federation.pool.has_classes or not spec.federation.has_test:
             raise FedalignError("a red team compares test accuracies; this experiment has no classes or no test data")
-    return RedTeam(
-        experiment, contenders, named_attacks(attacks or CATALOGUE, experiment.folder), _checked_fractions(fractions)
-    )
+    return RedTeam(experiment, contenders, tables, parts, specs)
 
 
 def split_names(text: str, mark: str = ",") -> list[str]:
