@@ -35,7 +35,7 @@ def add(commands: Subcommands) -> None:
     command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/redteam-NAME)")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
     command.add_argument(
-        "--stack", type=int, metavar="N", help="how many runs are simulated together at most, and kept when they end"
+        "--stack", type=int, metavar="N", help="how many runs are simulated together (default: up to 120)"
     )
     command.add_argument("--resume", action="store_true", help="continue; runs that have finished are not done again")
     command.add_argument("--quiet", action="store_true", help="show no progress and no tables, only the output folder")
@@ -43,14 +43,13 @@ def add(commands: Subcommands) -> None:
 
 
 def _redteam(options: argparse.Namespace) -> int:
-    from fedalign.experiments.redteam_runs import MOST_RUNS, open_folder, run_cases
+    from fedalign.experiments.redteam_runs import open_folder, run_cases
     from fedalign.experiments.redteam_table import table_of
     from fedalign.experiments.runner import free_folder, latest_folder
     from fedalign.report.redteam_page import terminal_tables, write_redteam
 
-    most = MOST_RUNS if options.stack is None else options.stack
-    if most < 1:
-        raise FedalignError(f"--stack must be at least 1, not {most}")
+    if options.stack is not None and options.stack < 1:
+        raise FedalignError(f"--stack must be at least 1, not {options.stack}")
     console = Console(quiet=options.quiet, highlight=False)
     with printed_notes() as notes:
         team = _team(options)
@@ -74,7 +73,7 @@ def _redteam(options: argparse.Namespace) -> int:
                 team,
                 folder,
                 done,
-                most=most,
+                most=options.stack,
                 on_stack=bar.stack if bar is not None else lambda cases: None,
                 on_round=bar.round if bar is not None else lambda: None,
             )

@@ -21,7 +21,7 @@ from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.simulation import SimulationResult
 from fedalign.simulation.spec import initial_module
 
-MOST_RUNS = 120  #: of a stack: an interruption loses at most the stack under way
+_MOST_RUNS = 120  # of a stack: an interruption loses the stack under way
 _BYTES = 2 << 30  # of updates and poisoned data that a stack may hold
 
 
@@ -74,13 +74,14 @@ def run_cases(
     folder: Path,
     done: dict[Case, Figures],
     *,
-    most: int = MOST_RUNS,
+    most: int | None = None,
     on_stack: Callable[[Sequence[Case]], None] = lambda cases: None,
     on_round: Callable[[], None] = lambda: None,
 ) -> None:
     """Simulate all runs that are not in ``done``, and add them to it and to ``results.jsonl``, stack by stack.
 
-    ``on_stack`` gets the runs of a stack before it begins, ``on_round`` is called after every round of every run.
+    ``most`` is the size of a stack (see :func:`stacks`). ``on_stack`` gets the runs of a stack before it begins, and
+    ``on_round`` is called after every round of every run.
     """
     experiment = team.experiment
     for cases in stacks(team, [case for case in team.cases() if case not in done], most):
@@ -99,16 +100,20 @@ def run_cases(
         done |= found
 
 
-def stacks(team: RedTeam, cases: Sequence[Case], most: int = MOST_RUNS) -> list[list[Case]]:
-    """Divide runs into stacks that fit into memory: attackers look at all updates of a round, which must be held."""
+def stacks(team: RedTeam, cases: Sequence[Case], most: int | None = None) -> list[list[Case]]:
+    """Divide runs into stacks of at most ``most`` runs; by default, of as many as fit into 2 GiB, at most 120.
+
+    What needs memory: attackers look at all updates of a round, which are held, and have poisoned data of their own,
+    which the rules share.
+    """
     if not cases:
         return []
     layout = Layout(initial_module(team.experiment.model, 0))
     federation = team.spec(cases[0]).federation
     samples = sum(len(client.train) + len(client.heldout) for client in federation.clients)
     features = federation.pool.x[:1].element_size() * federation.pool.x[0].numel()
-    size = len(federation) * layout.size * 2 * layout.dtype.itemsize + samples * features
-    length = max(1, min(most, _BYTES // size))
+    size = len(federation) * layout.size * 2 * layout.dtype.itemsize + samples * features // len(team.rules)
+    length = most or max(1, min(_MOST_RUNS, _BYTES // size))
     return [list(cases[start : start + length]) for start in range(0, len(cases), length)]
 
 
