@@ -34,6 +34,7 @@ from fedalign.rules.baselines import Alone, Everyone, PriorityOnly
 from fedalign.rules.legacy import candidate as Candidate
 from fedalign.rules.literature import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
 from fedalign.rules.rule import Broadcast, Measure, Offer, Rule, Selection, Similarity
+from fedalign.rules.verified import Verified
 from fedalign.simulation.api import simulate, simulate_many
 from fedalign.simulation.simulation import SimulationResult
 from fedalign.simulation.spec import RunSpec
@@ -120,6 +121,7 @@ __all__ = [
     "TrustWeighted",
     "Uniform",
     "UpdateContext",
+    "Verified",
     "WeightedMean",
     "cross_entropy",
     "simulate",

@@ -31,7 +31,7 @@ ALGORITHMS = Registry(
     {
         "fedalign": ("fedalign.protocol.fedalign:fedalign", "FedALIGN and FedAvg: one selection a round"),
         "autoalign": ("fedalign.protocol.autoalign:autoalign", "AutoALIGN: the priority clients choose in every round"),
-        "verified": ("fedalign.protocol.verified:verified", "verified"),
+        "verified": ("fedalign.protocol.verified:verified", "rounds in which the priority clients verify free updates"),
         "local-only": ("fedalign.protocol.local_only:local_only", "every client alone, with no server"),
     },
 )
@@ -43,7 +43,10 @@ RULES = Registry(
         "local": ("fedalign:Alone", "every client alone, with no server"),
         "fedalign": ("fedalign:Align", "FedALIGN: free clients with |F_k − F| ≤ ε"),
         "auto": ("fedalign:AutoAlign", "AutoALIGN: FedALIGN, with ε chosen by the priority clients every round"),
-        "fedalign-verified": ("fedalign.rules.verified:Verified", "verified"),
+        "fedalign-verified": (
+            "fedalign:Verified",
+            "FedALIGN, verified: free clients are admitted by what priority clients measure",
+        ),
         "gradient": (
             "fedalign:GradientAlign",
             "free clients whose update has a cosine of at least `threshold` with the priority clients' mean",

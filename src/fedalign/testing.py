@@ -29,6 +29,8 @@ from fedalign.protocol.messages import (
     Mix,
     Model,
     Offered,
+    Outcomes,
+    Paired,
     Present,
     Reply,
     Request,
@@ -51,7 +53,8 @@ class MadeUpClients:
     """Answers an algorithm's requests with numbers of your choice. Subclass it where numbers are not enough.
 
     ``losses`` and ``trained`` hold each client's loss, the same for every model, and the model that it sends.
-    ``cosines`` is for rules that need updates. Clients in ``lost`` never answer; updates of those in
+    ``cosines`` is for rules that need updates, ``outcomes`` for algorithms that compare two models sample by sample
+    (a client without an entry finds no difference). Clients in ``lost`` never answer; updates of those in
     ``refused`` fail the server's checks.
     """
 
@@ -62,6 +65,7 @@ class MadeUpClients:
         trained: Mapping[int, Model] | None = None,
         *,
         cosines: Mapping[int, float] | None = None,
+        outcomes: Mapping[int, Outcomes] | None = None,
         lost: Collection[int] = (),
         refused: Mapping[int, str] | None = None,
         participation: Participation | None = None,
@@ -69,6 +73,7 @@ class MadeUpClients:
     ) -> None:
         self.roster = roster
         self._losses, self._trained, self._cosines = losses or {}, trained or {}, cosines or {}
+        self._outcomes = outcomes or {}
         self._lost, self._refused = lost, refused or {}
         self._participation, self._seed = participation or Full(), seed
         self.received: Model = None  #: the model of the last invitation
@@ -76,6 +81,10 @@ class MadeUpClients:
     def measure(self, model: Model, client: int, split: str) -> Measure | None:
         """Return a client's measure of a model; None: it does not answer."""
         return None if client in self._lost else Measure(self._losses[client], 0.5, 5)
+
+    def compare(self, models: tuple[Model, Model], client: int, split: str) -> Outcomes | None:
+        """Return how two models did on a client's samples; None: it does not answer."""
+        return None if client in self._lost else self._outcomes.get(client, Outcomes(0, 0, 5))
 
     def train(self, model: Model, client: int) -> Model:
         """Return the model that a client sends after training."""
@@ -108,6 +117,9 @@ class MadeUpClients:
         if isinstance(request, Evaluate):
             asked = [{k: self.measure(model, k, request.split) for k in clients} for model, clients in request.asked]
             return [{k: measure for k, measure in one.items() if measure is not None} for one in asked]
+        if isinstance(request, Paired):
+            compared = {k: self.compare(request.models, k, request.split) for k in request.clients}
+            return {k: outcomes for k, outcomes in compared.items() if outcomes is not None}
         if isinstance(request, Invite):
             self.received = request.model
             return {k: self.reply(request, k) for k in request.clients}

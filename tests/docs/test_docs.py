@@ -18,7 +18,7 @@ import fedalign
 from fedalign import cli
 from fedalign.experiments.config import load
 from fedalign.experiments.summary import summarise
-from fedalign.protocol.records import ClientRound, Fallback, History, RoundRecord, Tried
+from fedalign.protocol.records import ClientRound, Fallback, History, Promise, RoundRecord, Tried
 
 pytestmark = pytest.mark.pictures
 
@@ -88,7 +88,7 @@ def test_the_guide_lists_every_key_of_the_output():
         for code in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", guide, flags=re.DOTALL))
         for word in re.split(r"[^\w]", code)
     }
-    for record in (RoundRecord, ClientRound, Tried, Fallback):
+    for record in (RoundRecord, ClientRound, Tried, Fallback, Promise):
         assert {field.name for field in dataclasses.fields(record)} <= named
     figures = summarise({"fedalign": {0: History([])}}, {}, set())["fedalign"]
     assert {*figures, *figures["test_accuracy"]} <= named

@@ -11,6 +11,7 @@ from gpu_cases import LOCALS, MODELS, engines, full_precision, jobs_for, needs_g
 
 import fedalign as fa
 from fedalign.simulation.engine.jobs import EvalJob
+from fedalign.simulation.engine.pairs import PairJob
 from fedalign.training.optimizer import descend
 
 __all__ = ["full_precision"]
@@ -45,6 +46,20 @@ def test_evaluation(device, model):
     for a, b in zip(expected, found, strict=True):
         assert a.loss == pytest.approx(b.loss, abs=1e-5)
         assert a.accuracy == pytest.approx(b.accuracy, abs=0.05)
+
+
+@on_devices
+@pytest.mark.parametrize("model", list(MODELS))
+def test_pairs_of_models(device, model):
+    fed, start, reference, batched = engines(*MODELS[model], device)
+    torch.manual_seed(3)
+    other = start + 0.1 * torch.rand_like(start)  # positive: a BatchNorm variance stays one
+    rows = {k: client.train for k, client in enumerate(fed.clients)}
+    (expected,) = reference.pairs.compare([PairJob((start, other), fed.pool, rows)])
+    (found,) = batched.pairs.compare([PairJob((start.to(device), other.to(device)), fed.pool, rows)])
+    for k, one in expected.items():  # a sample whose scores tie may be rounded the other way
+        assert found[k].samples == one.samples
+        assert abs(found[k].gained - one.gained) + abs(found[k].lost - one.lost) <= 2
 
 
 @on_gpu

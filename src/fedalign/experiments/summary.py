@@ -17,7 +17,8 @@ def summarise(
     ``std`` is the sample standard deviation over seeds. ``admitted_mean`` is the mean number of admitted free clients
     over all rounds and seeds. ``models_up``, ``models_down`` and ``samples`` (trained on, passes included) are a run's
     totals, averaged over seeds. ``alone`` marks arms without a shared model. ``attack_success`` is given where hostile
-    clients plant a backdoor.
+    clients plant a backdoor. ``promise`` is about the last round, and None for arms that do not compare the served
+    model with the priority-only model.
     """
     arms = {}
     for arm, runs in histories.items():
@@ -31,6 +32,7 @@ def summarise(
             "models_down": mean_or_none(float(sum(r.models_down for r in h.rounds)) for h in alive.values()),
             "samples": mean_or_none(float(sum(r.samples for r in h.rounds)) for h in alive.values()),
             "skipped_rounds": sum(r.skipped is not None for h in alive.values() for r in h.rounds),
+            "promise": _promise(runs, alive),
             "alone": arm in alone,
             "diverged": {str(seed): message for seed, message in failed.items()},
         }
@@ -74,3 +76,30 @@ def _over_seeds(runs: Mapping[int, History], alive: Mapping[int, History], name:
     mean = sum(there) / len(there)
     spread = math.sqrt(sum((v - mean) ** 2 for v in there) / (len(there) - 1)) if len(there) > 1 else 0.0
     return {"mean": mean, "std": spread, "per_seed": per_seed}
+
+
+def _promise(runs: Mapping[int, History], alive: Mapping[int, History]) -> dict[str, Any] | None:
+    """Return the bounds of the last round that has some, by seed: the ``worst`` one is the largest."""
+    last = [
+        next((r.promise for r in reversed(alive[seed].rounds) if r.promise is not None), None)
+        if seed in alive
+        else None
+        for seed in runs
+    ]
+    known = [promise for promise in last if promise is not None]
+    if not known:
+        return None
+
+    def over_seeds(name: str) -> dict[str, Any]:
+        values = [None if promise is None else getattr(promise, name) for promise in last]
+        return {"worst": max(value for value in values if value is not None), "per_seed": values}
+
+    return {
+        "worse_by": over_seeds("worse_by"),
+        "strict": over_seeds("strict"),
+        "chance": over_seeds("chance"),
+        **{name: mean_or_none(float(getattr(p, name)) for p in known) for name in ("gained", "lost", "samples")},
+        "alpha": known[0].alpha,
+        "delta": known[0].delta,
+        "alarms": sum(promise.alarm for promise in known),
+    }

@@ -14,7 +14,7 @@ from fedalign.errors import FedalignError
 from fedalign.flower.node import Node
 from fedalign.flower.policy import Policy
 from fedalign.flower.settings import Settings
-from fedalign.flower.wire import get_broadcast, get_model, get_models, put_measures, put_model
+from fedalign.flower.wire import get_broadcast, get_model, get_models, put_measures, put_model, put_outcomes
 from fedalign.rules.rule import Split
 
 app = ClientApp()
@@ -29,9 +29,16 @@ def hello(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Measure the models of a message on one or more splits; the reply has a measure for each model and split."""
+    """Measure the models of a message on one or more splits; the reply has a measure for each model and split.
+
+    A task that is ``paired`` has two models and one split; the reply says how often only one of the models is right.
+    """
     node, task = _node(context), _task(message)
     models = list(get_models(message.content, node.layout.size, node.layout.dtype))
+    if task.get("paired"):
+        compared = RecordDict()
+        put_outcomes(compared, node.compare(models, _split(task)))
+        return Message(compared, reply_to=message)
     measures = {}
     for split in str(task["split"]).split("+"):
         for i, measure in enumerate(node.measure(models, split) or []):  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from fedalign.flower.exchange import Exchange
 from fedalign.flower.members import Members
 from fedalign.flower.roster_file import Entry, RosterFile
 from fedalign.flower.settings import Settings
-from fedalign.flower.wire import HELLO, MEASURE, TRAIN, get_measure, get_model, put_model, put_task
+from fedalign.flower.wire import HELLO, MEASURE, TRAIN, get_measure, get_model, get_outcomes, put_model, put_task
 from fedalign.protocol.messages import (
     Aggregate,
     Aggregated,
@@ -32,6 +32,8 @@ from fedalign.protocol.messages import (
     Lost,
     Measures,
     Offered,
+    Outcomes,
+    Paired,
     Present,
     Refused,
     Reply,
@@ -81,6 +83,7 @@ class GridDriver:
         answers: dict[type, Callable[[Any], Any]] = {
             WhoIsThere: self._who_is_there,
             Evaluate: self._evaluate,
+            Paired: self._paired,
             Invite: self._invite,
             Compare: self._compare,
             Aggregate: self._aggregate,
@@ -161,10 +164,17 @@ class GridDriver:
         replies = [{k: measure(k, request.split, place) for k, place in of_model.items()} for of_model in places]
         return [{k: one for k, one in of_model.items() if one is not None} for of_model in replies]
 
-    def _question(self, k: int, models: list[torch.Tensor], splits: str) -> RecordDict:
+    def _paired(self, request: Paired) -> dict[int, Outcomes]:
+        """Send each client both models; a reply that makes no sense counts as none."""
+        asked = {k: self._question(k, list(request.models), request.split, paired=True) for k in request.clients}
+        answers = self.exchange(MEASURE, asked, "comparison")
+        read = {k: get_outcomes(answer) for k, answer in answers.items() if not isinstance(answer, Lost)}
+        return {k: outcomes for k, outcomes in read.items() if outcomes is not None}
+
+    def _question(self, k: int, models: list[torch.Tensor], splits: str, *, paired: bool = False) -> RecordDict:
         content = RecordDict()
         put_model(content, torch.stack(models))
-        put_task(content, k, 0, self._settings.rounds, splits, self.members.is_priority(k), None)
+        put_task(content, k, 0, self._settings.rounds, splits, self.members.is_priority(k), None, paired=paired)
         return content
 
     def _invite(self, request: Invite) -> dict[int, Reply]:

@@ -14,10 +14,12 @@ from fedalign.data.federation import Federation
 from fedalign.data.samples import Arrays
 from fedalign.errors import FedalignError, FederationWarning
 from fedalign.flower.settings import Settings, function
+from fedalign.protocol.messages import Outcomes
 from fedalign.rules.rule import Measure, Split
 from fedalign.simulation.device import resolve_device
 from fedalign.simulation.engine.batched import BatchedEngine
 from fedalign.simulation.engine.jobs import Data, EvalJob, TrainJob
+from fedalign.simulation.engine.pairs import PairJob
 from fedalign.simulation.model_checks import check_model, check_repeatable
 from fedalign.simulation.spec import initial_module
 
@@ -95,6 +97,17 @@ class Node:
         if not len(rows):
             return None
         return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
+
+    def compare(self, models: Sequence[torch.Tensor], split: Split) -> Outcomes | None:
+        """Compare two models sample by sample on one split; None without samples or without classes.
+
+        Raises :class:`FedalignError` for another number of models.
+        """
+        if len(models) != 2:
+            raise FedalignError(f"two models can be compared sample by sample, not {len(models)}")
+        first, second = (model.to(self._device) for model in models)
+        job = PairJob((first, second), self._federation.pool, {0: self._client.rows(split)})
+        return self._engine.pairs.compare([job])[0].get(0)
 
     def train(self, model: torch.Tensor, client: int, round: int, rounds: int) -> torch.Tensor:
         """Train a model in a round, apply the client steps, and return the model to send.

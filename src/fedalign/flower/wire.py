@@ -1,4 +1,4 @@
-"""Converts models and measures to Flower's records. Clients send weights, losses, accuracies and sample counts only."""
+"""Converts models and measures to Flower's records. Clients send weights, losses, accuracies and counts only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 
 from fedalign.aggregation.update_checks import wrong_format
 from fedalign.errors import FedalignError
+from fedalign.protocol.messages import Outcomes
 from fedalign.rules.rule import Broadcast, Measure
 
 HELLO, MEASURE, TRAIN = "query.hello", "evaluate", "train"
@@ -78,10 +79,42 @@ def get_measure(content: RecordDict, name: str) -> Measure | None:
     return Measure(float(loss), None if accuracy is None else float(accuracy), samples)
 
 
+def put_outcomes(content: RecordDict, outcomes: Outcomes | None) -> None:
+    """Put into a message how two models did on the same samples; nothing where they could not be compared."""
+    values = {} if outcomes is None else vars(outcomes)
+    content["outcomes"] = MetricRecord(dict(values))
+
+
+def get_outcomes(content: Mapping[str, object]) -> Outcomes | None:
+    """Return the outcomes of a message; None if they are missing or their values are not possible."""
+    record = content.get("outcomes")
+    if not isinstance(record, MetricRecord):
+        return None
+    gained, lost, samples = (record.get(name) for name in ("gained", "lost", "samples"))
+    if not isinstance(samples, int) or samples < 1:
+        return None
+    if not isinstance(gained, int | float) or not isinstance(lost, int | float):
+        return None
+    if not (gained >= 0 and lost >= 0 and gained + lost <= samples):  # NaN fails, too
+        return None
+    return Outcomes(float(gained), float(lost), samples)
+
+
 def put_task(
-    content: RecordDict, client: int, round: int, rounds: int, split: str, priority: bool, broadcast: Broadcast | None
+    content: RecordDict,
+    client: int,
+    round: int,
+    rounds: int,
+    split: str,
+    priority: bool,
+    broadcast: Broadcast | None,
+    *,
+    paired: bool = False,
 ) -> None:
-    """Put into a message what the client needs besides the model: its number and role, the round, the broadcast."""
+    """Put into a message what the client needs besides the model: its number and role, the round, the broadcast.
+
+    ``paired`` asks for a comparison of the message's two models, sample by sample, in place of measures.
+    """
     values: dict[str, int | float | str | bool] = {
         "client": client,
         "round": round,
@@ -89,6 +122,8 @@ def put_task(
         "split": split,
         "priority": priority,
     }
+    if paired:
+        values["paired"] = True
     if broadcast is not None:
         values["loss"] = broadcast.loss
         if broadcast.accuracy is not None:

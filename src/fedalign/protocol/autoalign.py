@@ -121,8 +121,8 @@ def _attempt(plan: Plan, t: int, state: AutoState, log: RoundLog) -> Generator[R
     served, training = choice.options[choice.served], choice.options[choice.training]
     new = AutoState(served.server.weights, training.server, choice.training != choice.served, None, state.fallback)
     if rule.fallback and (state.priority_only is not None or choice.priority_only not in (None, choice.training)):
-        own = yield from _priority_only(plan, state, choice, answered, sent, log)
-        fallback = yield from _assess(plan, state, choice, own, evaluators, log)
+        own = yield from train_priority_only(plan, state, choice, answered, sent, log)
+        fallback = yield from compare_with_priority_only(plan, state, choice, own, evaluators, log, credit=True)
         new = replace(new, priority_only=own.server, fallback=fallback)
         if fallback.behind:
             reasons = dict.fromkeys(served.shares, _EXCLUDED)
@@ -132,7 +132,7 @@ def _attempt(plan: Plan, t: int, state: AutoState, log: RoundLog) -> Generator[R
     return new
 
 
-def _priority_only(
+def train_priority_only(
     plan: Plan, state: AutoState, choice: Choice, clients: tuple[int, ...], sent: Broadcast, log: RoundLog
 ) -> Generator[Request, Any, Option]:
     """Return this round's priority-only model: a candidate of the round, until it has a history of its own.
@@ -155,8 +155,8 @@ def _priority_only(
     return Option(model, shares(log.present, members))
 
 
-def _assess(
-    plan: Plan, state: AutoState, choice: Choice, own: Option, evaluators: tuple[int, ...], log: RoundLog
+def compare_with_priority_only(
+    plan: Plan, state: AutoState, choice: Choice, own: Option, evaluators: tuple[int, ...], log: RoundLog, credit: bool
 ) -> Generator[Request, Any, Fallback]:
     """Let the evaluators measure what they have not measured yet, and compare the choice with the fallback."""
     served = choice.options[choice.served]
@@ -169,4 +169,5 @@ def _assess(
         asked = tuple((options[name].server.weights, evaluators) for name in unknown)
         measures |= zip(unknown, (yield Evaluate(asked, plan.evaluate_on)), strict=True)
         log.sent_down(len(unknown) * len(evaluators))
-    return assess(log.roster, state.fallback, measures["served"], measures.get("priority_only", measures["served"]))
+    own_measures = measures.get("priority_only", measures["served"])
+    return assess(log.roster, state.fallback, measures["served"], own_measures, credit=credit)

@@ -22,9 +22,17 @@ MARGIN = 0.005  #: the smoothed deficit, in accuracy (or as a part of the loss),
 
 
 def assess(
-    roster: Roster, before: Fallback, chosen: Mapping[int, Measure], priority_only: Mapping[int, Measure]
+    roster: Roster,
+    before: Fallback,
+    chosen: Mapping[int, Measure],
+    priority_only: Mapping[int, Measure],
+    *,
+    credit: bool = True,
 ) -> Fallback:
     """Update the smoothed deficit of the choice, by the clients that measured both models.
+
+    With ``credit``, rounds in which the choice was better make up for later ones. Without, the deficit is never
+    negative, and a choice whose loss is higher is behind at once.
 
     >>> roster, one = Roster(("a",), (True,), (10,)), {0: Measure(1.0, 0.6, 10)}
     >>> assess(roster, Fallback(apart=True), one, {0: Measure(1.0, 0.7, 10)}).behind
@@ -43,4 +51,7 @@ def assess(
     else:
         now = (loss - own_loss) / max(abs(loss), abs(own_loss), 1e-12)  # of the larger one: between −1 and 1
     deficit = (1 - SMOOTHING) * before.deficit + SMOOTHING * now
-    return Fallback(True, own_loss, own_accuracy, deficit, deficit > MARGIN)
+    behind = deficit > MARGIN
+    if not credit:
+        deficit, behind = max(0.0, deficit), behind or loss > own_loss
+    return Fallback(True, own_loss, own_accuracy, deficit, behind)

@@ -75,6 +75,34 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Paired:
+    """Let clients classify the same samples with two models. The reply maps a client to its :class:`Outcomes`.
+
+    Clients that do not answer or have no such samples are missing. A task without classes has an empty reply.
+    """
+
+    models: tuple[Model, Model]
+    clients: tuple[int, ...]
+    split: Split
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """How two models did on the same samples of a client.
+
+    ``gained`` counts the samples that only the first model classifies correctly, ``lost`` those that only the second
+    does. Where a sample has several positions, such as a sequence, it counts with the part in which the models differ.
+
+    >>> Outcomes(gained=3, lost=1, samples=40)
+    Outcomes(gained=3, lost=1, samples=40)
+    """
+
+    gained: float
+    lost: float
+    samples: int
+
+
+@dataclass(frozen=True)
 class Invite:
     """Send a model to clients and ask who takes part. The reply maps every invited client to a :data:`Reply`.
 
@@ -202,7 +230,7 @@ class Lost:
 
 
 Reply = Offered | Declined | Refused | Lost
-Request = WhoIsThere | Evaluate | Invite | Compare | Aggregate | TrainAlone | RoundDone
+Request = WhoIsThere | Evaluate | Paired | Invite | Compare | Aggregate | TrainAlone | RoundDone
 Run = Generator[Request, Any, "Result"]
 
 

@@ -66,6 +66,37 @@ class Fallback:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """By how much the served model may be worse than the priority-only model, in accuracy on new samples.
+
+    ``gained`` and ``lost`` count the held-out ``samples`` that only the served model, or only the priority-only model,
+    classifies correctly. ``worse_by`` is an upper bound that holds in all rounds at once with probability 1 − ``alpha``
+    if the models do not depend on these samples. ``strict`` also holds if the served model was chosen by them, as one
+    of exp(``log_choices``); exp(``log_lasting``) of these are due to decisions that later rounds build on.
+    ``chance`` is a p-value, as strict: a served model that is worse by more than ``delta`` has a chance of p to show
+    outcomes with a value of p or less. ``evidence`` is that of an e-process against "never worse by more than
+    ``delta``". docs/research/promise.md states the assumptions.
+    """
+
+    gained: float = 0.0
+    lost: float = 0.0
+    samples: int = 0
+    worse_by: float | None = None
+    strict: float | None = None
+    chance: float | None = None
+    alpha: float = 0.05
+    delta: float = 0.01
+    log_choices: float = 0.0
+    log_lasting: float = 0.0
+    evidence: float = 0.0
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the served model was worse by more than ``delta`` in some round; wrong with probability alpha."""
+        return self.evidence >= 1 / self.alpha
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One round.
 
@@ -84,6 +115,7 @@ class RoundRecord:
     (docs/theory.md).
     ``attack_success``: where simulated clients plant a backdoor, the part of the priority clients' test samples with
     the trigger that the served model takes for the attackers' class.
+    ``promise``: by how much the served model may be worse than the priority-only model, where both were compared.
     """
 
     round: int
@@ -107,6 +139,7 @@ class RoundRecord:
     objective: float | None = None
     rho: float | None = None
     attack_success: float | None = None
+    promise: Promise | None = None
 
     @property
     def admitted(self) -> int:
@@ -119,6 +152,7 @@ class RoundRecord:
         row: dict[str, Any] = {**vars(self), "clients": [vars(c) for c in self.clients]}
         row["tried"] = [dict(vars(tried)) for tried in self.tried]
         row["fallback"] = None if self.fallback is None else vars(self.fallback)
+        row["promise"] = None if self.promise is None else vars(self.promise)
         for part in (row, *row["tried"]):
             part["epsilon"] = "inf" if part["epsilon"] == math.inf else part["epsilon"]
         return json.dumps(_finite(row), allow_nan=False, separators=(",", ":"))
@@ -133,6 +167,8 @@ class RoundRecord:
         row["tried"] = tuple(Tried(**tried) for tried in row.get("tried", ()))
         if fallback := row.get("fallback"):  # version 0.1 wrote more
             row["fallback"] = Fallback(**{name: fallback[name] for name in vars(Fallback()) if name in fallback})
+        if promise := row.get("promise"):
+            row["promise"] = Promise(**promise)
         return cls(**row)
 
 

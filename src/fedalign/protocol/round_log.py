@@ -9,10 +9,10 @@ from dataclasses import replace
 from fedalign.errors import DivergedError
 from fedalign.protocol.messages import Declined, Lost, Offered, Present, Refused, Reply
 from fedalign.protocol.plan import Plan
-from fedalign.protocol.records import ClientRound, Decision, Fallback, RoundRecord, Tried
+from fedalign.protocol.records import ClientRound, Decision, Fallback, Promise, RoundRecord, Tried
 from fedalign.protocol.roster import Roster
 from fedalign.protocol.scores import Scores
-from fedalign.rules.rule import Broadcast, Measure, Selection
+from fedalign.rules.rule import Broadcast, Measure, Selection, Similarity
 
 
 class RoundLog:
@@ -32,6 +32,8 @@ class RoundLog:
         self.epsilon = plan.epsilon_at(round)
         self.skipped: str | None = None
         self.tried: tuple[Tried, ...] = ()
+        self.similarities: Mapping[int, Similarity] = {}
+        self.promise: Promise | None = None
         self._refused: dict[int, str] = {}
         self._shares: Mapping[int, float] = {}
         self._reasons: Mapping[int, str] = {}
@@ -131,6 +133,7 @@ class RoundLog:
             base=separate_training,
             inclusion=self.inclusion,
             theta=theta,
+            promise=self.promise if self.promise is not None and self.promise.worse_by is not None else None,
         )
 
     def _global(self) -> tuple[float | None, float | None]:

@@ -1,184 +1,194 @@
-"""prototype"""
+"""Verified rounds: priority clients are the root of trust, and measure everything that free clients would change.
+
+A round begins as FedALIGN's does. The rule proposes free clients, whose updates the server bounds (length, every
+coordinate, statistics of BatchNorm, total weight). The priority clients measure what each of them contributes
+(``contributions.py``), then the aggregates of the best ones. The best aggregate is the **served model**, the largest
+harmless one the **training model** of the next round. FedAvg on the priority clients is trained beside it and is served
+whenever the choice is not better (``fallback.py``). So a free client can help, and cannot harm beyond the noise of the
+held-out data, whatever it sends and reports.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fedalign.protocol.aggregate import shares, weighted_mean
-from fedalign.protocol.fedalign import broadcast, invite, without
-from fedalign.protocol.messages import *
+from fedalign.errors import DivergedError
+from fedalign.protocol.aggregate import check_selection
+from fedalign.protocol.autoalign import AutoState, compare_with_priority_only, train_priority_only
+from fedalign.protocol.candidates import Choice, Option
+from fedalign.protocol.contributions import Contributions, Verification, order, reputations
+from fedalign.protocol.fedalign import Offers, broadcast, invite
+from fedalign.protocol.messages import Request, Result, RoundDone, Run, Snapshot, WhoIsThere
 from fedalign.protocol.plan import Plan
-from fedalign.protocol.records import History
+from fedalign.protocol.promise import compare_served
+from fedalign.protocol.records import Fallback, History, Promise, Tried
 from fedalign.protocol.round_log import RoundLog
 from fedalign.protocol.scores import scores
-from fedalign.rules.auto import _sizes
-from fedalign.rules.rule import Selection
-from fedalign.training.server import ServerModel
+from fedalign.rules.auto import sizes
+from fedalign.rules.rule import Broadcast, Selection
+
+_EXCLUDED = "the priority clients are better off alone"
+_FAR_BEHIND = 0.02  # of the loss: training begins again from the priority-only model
+_GROWTH = 1.05  # of the breadth, in every round that is not behind
 
 
 @dataclass(frozen=True)
-class State:
-    served: Any
-    training: ServerModel
-    own: ServerModel
-    deficit: float = 0.0
-    q: float = 1.0
-    rep: dict = field(default_factory=dict)
+class VerifiedState:
+    """What a round passes to the next: the models, the clients' reputations, and the breadth of the training set.
+
+    ``breadth`` is the part of the measured clients, best first, that may be trained on. It is halved whenever the
+    choice falls behind the priority-only model.
+    """
+
+    models: AutoState
+    reputation: Mapping[int, float] = field(default_factory=dict)
+    breadth: float = 1.0
+    promise: Promise = field(default_factory=Promise)
+
+    def snapshot(self, round: int, theta: float) -> Snapshot:
+        """Return the state as named tensors and values, for a resume."""
+        saved = self.models.snapshot(round, theta)
+        own = {
+            "reputation": {str(k): value for k, value in self.reputation.items()},
+            "breadth": self.breadth,
+            "promise": asdict(self.promise),
+        }
+        return replace(saved, values={**saved.values, **own})
+
+    @classmethod
+    def restore(cls, snapshot: Snapshot) -> VerifiedState:
+        """Read a snapshot; that of a new run holds the initial ``model`` alone."""
+        values = snapshot.values
+        reputation = {int(k): value for k, value in values.get("reputation", {}).items()}
+        promise = Promise(**values.get("promise", {}))
+        return cls(AutoState.restore(snapshot), reputation, values.get("breadth", 1.0), promise)
 
 
-def verified(plan: Plan, snapshot: Snapshot):
-    history = History()
-    w = ServerModel(snapshot.tensors["model"])
-    state = State(w.weights, w, w)
-    theta = 0.0
-    for t in range(plan.rounds):
+def verified(plan: Plan, snapshot: Snapshot) -> Run:
+    """Run verified rounds from a snapshot to the last one."""
+    history, state = History(), VerifiedState.restore(snapshot)
+    theta = snapshot.values.get("theta", 0.0)
+    for t in range(snapshot.round, plan.rounds):
         log = RoundLog(plan, t)
-        state = yield from one_round(plan, t, state, log)
-        measured = yield from scores(plan, log.roster, state.served, state.training.weights)
-        record = log.record(measured, theta)
-        yield RoundDone(record, state.served, Snapshot(t + 1, {"model": state.served}, {}))
+        state = yield from verified_round(plan, t, state, log)
+        models = state.models
+        measured = yield from scores(plan, log.roster, models.served, models.training.weights)
+        theta = (t * theta + log.inclusion) / (t + 1)
+        shown = None if models.fallback == Fallback() else models.fallback
+        record = log.record(measured, theta, shown, separate_training=models.separate)
+        yield RoundDone(record, models.served, state.snapshot(t + 1, theta))
         history.rounds.append(record)
-    return Result(state.served, history)
+    return Result(state.models.served, history)
 
 
-def mean_of(roster, m):
-    return weighted_mean(roster, m) if m else (math.inf, None)
-
-
-def one_round(plan, t, state, log):
-    rule = plan.rule
+def verified_round(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generator[Request, Any, VerifiedState]:
+    """Run round t. If training diverges, begin again from the priority-only model."""
     log.present = yield WhoIsThere(t)
-    P = log.present.priority
-    w = state.training.weights
-    sent = yield from broadcast(plan, t, w, log)
-    offers = yield from invite(plan, w, sent, log)
-    sims = log.similarities if hasattr(log, "similarities") else {}
-    prio = tuple(log.trained)
-    lens = sorted(sims[k].length for k in prio) if sims else []
-    med = (
-        lens[len(lens) // 2]
-        if len(lens) % 2
-        else (lens[len(lens) // 2 - 1] + lens[len(lens) // 2]) / 2
-        if lens
-        else 1.0
-    )
-    offers = {k: o for k, o in offers.items() if o.length > 0}
-    step = {k: min(1.0, rule.clip * med / o.length) for k, o in offers.items()}
+    try:
+        return (yield from _attempt(plan, t, state, log))
+    except DivergedError:
+        if state.models.priority_only is None:
+            raise
+    log.restart()
+    return (yield from _attempt(plan, t, _restarted(state), log))
 
-    def mix(cl, within=math.inf):
-        sh = shares(log.present, sorted([*prio, *cl]))
-        free = sum(v for k, v in sh.items() if k not in prio)
-        own = 1 - free
-        if free > rule.total * own:
-            f = rule.total * own / free
-            tot = own + f * free
-            sh = {k: (v if k in prio else v * f) / tot for k, v in sh.items()}
-        return Mix(sh, {k: step[k] for k in cl}, prio if cl else (), within)
 
-    # own trajectory: train priority clients from own
-    # probes
-    base_mix = mix(())
-    probes = list(offers)
-    within = rule.within
-    while True:
-        agg = yield Aggregate((base_mix, *(mix((k,), within) for k in probes)))
-        if not agg.refused:
-            break
-        log.refuse(agg.refused)
-        offers = without(offers, agg.refused)
-        probes = list(offers)
-    ans = yield Evaluate(tuple((m, prio) for m in agg.models), plan.evaluate_on)
-    L0, A0 = mean_of(log.roster, ans[0])
-    e = {k: mean_of(log.roster, ans[1 + i])[0] - L0 for i, k in enumerate(probes)}
-    e = {k: (v if math.isfinite(v) else 1e9) for k, v in e.items()}
-    scale = max(1e-9, sorted(abs(v) for v in e.values())[len(e) // 2]) if e else 1.0
-    rep = dict(state.rep)
-    for k, v in e.items():
-        x = max(-5, min(5, v / scale))
-        rep[k] = x if k not in rep else (1 - rule.smooth) * rep[k] + rule.smooth * x
-    score = {k: (rep[k] if rule.credit else max(rep[k], max(-5, min(5, e[k] / scale)))) for k in e}
-    order = sorted(e, key=lambda k: (score[k], e[k]))
-    cands = [()] + [tuple(sorted(order[:n])) for n in _sizes(len(order))]
-    mixes = [mix(c, within) for c in cands]
-    # broad training set
-    broad = None
-    if rule.training != "served":
-        n = max(1, math.ceil(state.q * len(order)))
-        broad = tuple(sorted(k for k in order[:n] if offers[k].cosine >= rule.cosine))
-        if broad not in cands:
-            cands.append(broad)
-            mixes.append(mix(broad, within))
-    nclamp = len(mixes)
-    if within < math.inf and rule.prefer < math.inf:
-        mixes += [mix(c) for c in cands[1:]]
-    agg = yield Aggregate(tuple(mixes))
-    assert not agg.refused
-    ans = yield Evaluate(tuple((m, prio) for m in agg.models), plan.evaluate_on)
-    loss = [mean_of(log.roster, a)[0] for a in ans]
-    acc = [mean_of(log.roster, a)[1] for a in ans]
-    loss = [l if math.isfinite(l) else math.inf for l in loss]
-    best = min(range(nclamp), key=lambda i: (loss[i], len(cands[i])))
-    free_best = best
-    if nclamp < len(mixes):
-        b2 = min(range(nclamp, len(mixes)), key=lambda i: loss[i])
-        if loss[b2] < loss[best] * (1 - rule.prefer):
-            free_best = b2
-    allc = cands + cands[1:] if nclamp < len(mixes) else cands
-    # training model
-    tr = free_best
-    if rule.training != "served" and broad is not None:
-        idx = cands.index(broad)
-        lim = max(sent.loss, loss[free_best]) * (1 + rule.tolerance)
-        off = 0 if free_best < nclamp else (len(cands) - 1)
-        opts = [i for i in range(len(cands)) if set(cands[i]) <= set(broad) and loss[i + off if cands[i] else 0] <= lim]
-        if rule.training == "broad":
-            i = max(opts, key=lambda i: len(cands[i]), default=None)
-            if i is not None:
-                tr = i + off if cands[i] else 0
-    training = state.training.step(agg.models[tr], plan.server)
-    choice = agg.models[free_best]
-    # own
-    if state.own.weights is state.training.weights:
-        own = ServerModel(agg.models[0])
-        ol, oa = loss[0], acc[0]
-    else:
-        replies = yield Invite(state.own.weights, prio, sent, plan.rule, plan.match_on)
-        a2 = yield Aggregate((Mix(shares(log.present, prio)),))
-        own = ServerModel(a2.models[0])
-        (m2,) = yield Evaluate(((own.weights, prio),), plan.evaluate_on)
-        ol, oa = mean_of(log.roster, m2)
-    now = (oa - acc[free_best]) if oa is not None else 0.0
-    deficit = max(0.0, 0.9 * state.deficit + 0.1 * now)
-    behind = deficit > 0.005 or loss[free_best] > ol
-    q = state.q
-    if behind:
-        q = max(0.05, q / 2) if loss[free_best] > ol * 1.0 else q
-        if loss[free_best] > ol * 1.02:
-            training = own
-    else:
-        q = min(1.0, q * 1.05)
-    served = own.weights if behind else choice
-    rule.log.append(
-        (
-            t,
-            dict(
-                e=e,
-                cos={k: o.cosine for k, o in offers.items()},
-                best=allc[free_best],
-                tr=allc[tr],
-                clamp=free_best < nclamp,
-                loss=loss[free_best],
-                ol=ol,
-                acc=acc[free_best],
-                oa=oa,
-                behind=behind,
-                q=q,
-                L0=L0,
-                F=sent.loss,
-            ),
-        )
+def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generator[Request, Any, VerifiedState]:
+    models = state.models
+    sent = yield from broadcast(plan, t, models.training.weights, log)
+    if sent is None:
+        return state
+    answered = tuple(log.measures)
+    offers = yield from invite(plan, models.training.weights, sent, log)
+    if not log.trained:
+        return state
+    drawn = yield WhoIsThere(t, "evaluate")
+    evaluators = (drawn.priority if drawn is not None else ()) or answered
+    proposed = check_selection(plan.rule, plan.rule.select(offers, sent), offers)
+    verification = Verification.of_round(plan, log, models.training, evaluators, proposed, offers)
+    found = yield from verification.contributions(t)
+    now, reputation = found.changes, reputations(state.reputation, found.changes)
+    choice = yield from _choose(verification, found, reputation, state.breadth, offers, sent)
+    new = VerifiedState(_models(models, choice), reputation, state.breadth, state.promise)
+    served = own = choice.options[choice.served]
+    if models.priority_only is not None or choice.served or choice.training:
+        own = yield from train_priority_only(plan, models, choice, answered, sent, log)
+        fallback = yield from compare_with_priority_only(plan, models, choice, own, evaluators, log, credit=False)
+        new = _after_comparison(new, own, fallback, verification.loss(served))
+        if fallback.behind:
+            choice = replace(choice, selection=replace(choice.selection, reasons=_reasons(now, served.shares)))
+            served = own
+    training = choice.options[choice.training]
+    log.admitted(choice.selection, served.shares, (training.shares, choice.training_reasons))
+    if not verification.rule.promise:
+        return new
+    both = served.server.weights, own.server.weights
+    log.promise = yield from compare_served(
+        t, state.promise, *both, evaluators, plan.evaluate_on,
+        choices=max(1, len(log.tried)), lasting=2 ** len(now), rounds=plan.rounds,
+    )  # fmt: skip
+    return replace(new, promise=log.promise)
+
+
+def _choose(
+    verification: Verification, found: Contributions, reputation: Mapping[int, float], breadth: float,
+    offers: Offers, sent: Broadcast,
+) -> Generator[Request, Any, Choice]:  # fmt: skip
+    """Measure the aggregates of the best clients, and choose the one to serve and the one to train on."""
+    rule, log = verification.rule, verification.log
+    best_first = order(found.changes, reputation)
+    sets = [(), *(tuple(sorted(best_first[:size])) for size in sizes(len(best_first)))]
+    trusted = found.trusted(reputation).intersection(best_first[: math.ceil(breadth * len(best_first))])
+    broad = tuple(sorted(k for k in trusted if offers[k].cosine >= rule.cosine))
+    if broad not in sets:
+        sets.append(broad)
+    measured = yield from verification.measure([verification.mix(clients) for clients in sets])
+    losses = [verification.loss(one) for one in measured]
+    served = min(range(len(sets)), key=lambda i: (losses[i], len(sets[i])))
+    limit = (1 + rule.tolerance) * max(sent.loss, losses[served])
+    training = _largest(sets, [loss <= limit and set(broad).issuperset(sets[i]) for i, loss in enumerate(losses)])
+    log.tried = tuple(
+        Tried(None, len(clients), loss if math.isfinite(loss) else None, i == served)
+        for i, (clients, loss) in enumerate(zip(sets, losses, strict=True))
     )
-    log.admitted(Selection(allc[free_best]), mixes[free_best].shares, (mixes[tr].shares, {}))
-    return State(served, training, own, deficit, q, rep)
+    options = {i: measured[i] for i in {0, served, training}}
+    reasons = _reasons(found.changes)
+    return Choice(options, served, training, 0, Selection(sets[served], reasons=reasons), reasons)
+
+
+def _largest(sets: Sequence[tuple[int, ...]], allowed: Sequence[bool]) -> int:
+    """Return the index of the largest allowed set; without one, that of the empty set, which is the first."""
+    return max((i for i, ok in enumerate(allowed) if ok), key=lambda i: len(sets[i]), default=0)
+
+
+def _models(before: AutoState, choice: Choice) -> AutoState:
+    served, training = choice.options[choice.served], choice.options[choice.training]
+    return AutoState(served.server.weights, training.server, choice.training != choice.served, None, before.fallback)
+
+
+def _after_comparison(state: VerifiedState, own: Option, fallback: Fallback, loss: float) -> VerifiedState:
+    """Serve the priority-only model if the choice is behind it; where it is far behind, train on from it as well."""
+    models = replace(state.models, priority_only=own.server, fallback=fallback)
+    if not fallback.behind:
+        return replace(state, models=models, breadth=min(1.0, state.breadth * _GROWTH))
+    state = replace(state, models=replace(models, served=own.server.weights, separate=True))
+    own_loss = math.inf if fallback.loss is None else fallback.loss
+    if loss > own_loss:
+        state = replace(state, breadth=state.breadth / 2)
+    return _restarted(state) if loss > (1 + _FAR_BEHIND) * own_loss else state
+
+
+def _restarted(state: VerifiedState) -> VerifiedState:
+    """Train on from the priority-only model."""
+    models = state.models
+    assert models.priority_only is not None
+    restarted = AutoState(models.served, models.priority_only, separate=True, fallback=models.fallback)
+    return replace(state, models=restarted)
+
+
+def _reasons(now: Mapping[int, float], behind: Mapping[int, float] | None = None) -> dict[int, str]:
+    measured = {k: f"with it, the priority clients' loss changes by {100 * change:+.2g} %" for k, change in now.items()}
+    return {k: f"{text}; {_EXCLUDED}" if behind and k in behind else text for k, text in measured.items()}

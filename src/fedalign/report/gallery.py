@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedalign.protocol.plan import warmup_rounds
-from fedalign.report import autoalign_plots, client_plots, round_plots, theory_plots
+from fedalign.report import autoalign_plots, client_plots, promise_plots, round_plots, theory_plots
 from fedalign.report.read_runs import RunFolder
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ def gallery(run: RunFolder) -> Iterator[Picture]:
     yield from _rounds(run)
     for arm in run.histories:
         yield from _selection(run, arm)
+    title = f"{run.name}: by how much the served model may be worse than the priority-only model"
+    if (figure := promise_plots.promises(run.histories, title)) is not None:
+        yield Picture("promise", title, figure)
     yield from _theory(run)
     yield from _incentive(run)
 

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from fedalign.errors import FedalignError
-from fedalign.report import plot_style, theory_table
+from fedalign.report import plot_style, promise_table, theory_table
 from fedalign.report.gallery import gallery
 from fedalign.report.read_runs import RunFolder
 from fedalign.report.table import INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, NOTE, headings, incentive_rows, rows
@@ -86,6 +86,7 @@ def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]
             for seed, message in figures["diverged"].items()
         ],
         "incentive": _incentive(summary),
+        "promise": _promise(summary),
         "theory": _theory(summary),
         "images": images,
     }
@@ -107,6 +108,19 @@ def _incentive(summary: dict[str, Any]) -> dict[str, Any] | None:
         "headings": INCENTIVE,
         "rows": [{"cells": cells, "best": False} for cells in found],
         "note": INCENTIVE_NOTE,
+    }
+
+
+def _promise(summary: dict[str, Any]) -> dict[str, Any] | None:
+    found = promise_table.promise_rows(summary)
+    if not found:
+        return None
+    return {
+        "title": promise_table.TITLE,
+        "sentences": promise_table.promise_sentences(summary),
+        "headings": promise_table.HEADINGS,
+        "rows": [{"cells": cells, "best": False} for cells in found],
+        "note": promise_table.NOTE,
     }
 
 

@@ -138,13 +138,13 @@ class AutoAlign(Rule):
         """Return the ε that admit the best aligned clients, for growing numbers of clients."""
         found = (self._align.gap(offer.measure, broadcast) for offer in offers.values())
         gaps = sorted(gap for gap in found if not math.isnan(gap))
-        return [gaps[size - 1] for size in _sizes(len(gaps))]
+        return [gaps[size - 1] for size in sizes(len(gaps))]
 
 
-def _sizes(most: int) -> list[int]:
+def sizes(most: int) -> list[int]:
     """Return set sizes in steps of a third or so: 1, 2, 3, 4, 6, 8, 12, 16, …, and all.
 
-    >>> _sizes(20)
+    >>> sizes(20)
     [1, 2, 3, 4, 6, 8, 12, 16, 20]
     """
     powers = (2**i for i in range(most.bit_length()))

@@ -1,35 +1,107 @@
-"""prototype"""
+"""FedALIGN, verified: free clients are admitted by what the priority clients measure, not by what they report.
+
+The rounds are in :mod:`fedalign.protocol.verified`.
+"""
 
 from __future__ import annotations
 
 import math
+import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fedalign.rules.rule import Broadcast, MatchOn, Measure, Rule, Selection
+from fedalign.errors import FedalignError
+from fedalign.rules.baselines import Everyone
+from fedalign.rules.rule import Broadcast, MatchOn, Measure, Offer, Rule, Selection
 
 
 @dataclass(frozen=True)
 class Verified(Rule):
+    """Let another rule propose free clients, and the priority clients verify what their updates do.
+
+    ``rule`` proposes; by default everybody may join. Updates of free clients are shortened to ``length`` times the
+    median length of the priority clients' updates, and every coordinate is kept ``within`` so many standard deviations
+    of the priority clients' mean update. All free clients together weigh at most ``total`` times as much as the
+    priority clients. These then measure, on held-out data, their own aggregate with and without each free client
+    (``probes`` clients a round, by turns), and the aggregates of the best 1, 2, 3, 4, 6, 8, … clients. The best one is
+    served. The next round trains on from the largest of them that does not raise the priority clients' loss by more
+    than the part ``tolerance``, and has no client whose update's cosine with theirs is below ``cosine``.
+
+    FedAvg on the priority clients is trained as well, and served whenever the choice is not better. With ``promise``
+    the record says by how much the served model may be worse (docs/research/promise.md).
+
+    >>> rule = Verified()
+    >>> rule.select({3: Offer(Measure(9.0, None, 5))}, Broadcast(round=0, loss=1.0)).clients
+    (3,)
+    >>> Verified(length=0)
+    Traceback (most recent call last):
+    fedalign.errors.FedalignError: Verified's length must be a number above 0, not 0
+    """
+
     algorithm: ClassVar[str] = "verified"
-    within: float = math.inf  # clamp
-    prefer: float = 0.0  # loss advantage (part) that the unclamped needs
-    total: float = math.inf
-    tolerance: float = 0.02
+    rule: Rule = field(default_factory=Everyone)
+    length: float = 2.0
+    within: float = 8.0
+    total: float = 10.0
+    tolerance: float = 1.0
     cosine: float = -0.1
-    training: str = "broad"
-    clip: float = 1.0
-    smooth: float = 0.3
-    credit: bool = False
-    log: list = field(default_factory=list, compare=False)
+    probes: int = 64
+    promise: bool = True
     match_on: MatchOn | None = None
-    needs_updates: bool = field(default=True, init=False)
+    needs_updates: bool = field(default=True, init=False, repr=False, compare=False)
+    needs_accuracy: bool = field(init=False, repr=False, compare=False)
+    invites_free: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, Rule) or isinstance(self.rule, Verified):
+            raise FedalignError(f"Verified verifies another rule, not {self.rule!r}")
+        for name in ("length", "within", "total"):
+            _check_number(name, getattr(self, name), above=0.0)
+        _check_number("tolerance", self.tolerance, above=-math.inf)
+        if not -1 <= self.cosine <= 1:
+            raise FedalignError(f"Verified's cosine must be from -1 to 1, not {self.cosine!r}")
+        if isinstance(self.probes, bool) or not isinstance(self.probes, numbers.Integral) or self.probes < 1:
+            raise FedalignError(f"Verified's probes must be a whole number of at least 1, not {self.probes!r}")
+        object.__setattr__(self, "match_on", self.match_on or self.rule.match_on)
+        object.__setattr__(self, "needs_accuracy", self.rule.needs_accuracy)
+        object.__setattr__(self, "invites_free", self.rule.invites_free)
 
     def offers(self, own: Measure, broadcast: Broadcast) -> bool:
-        return True
+        """Offer if the inner rule would."""
+        return self.rule.offers(own, broadcast)
 
-    def epsilon_at(self, round: int, rounds: int):
-        return math.inf
+    def select(self, offers: Mapping[int, Offer], broadcast: Broadcast) -> Selection:
+        """Propose what the inner rule would admit."""
+        return self.rule.select(offers, broadcast)
 
-    def select(self, offers, broadcast):
-        return Selection(tuple(offers))
+    def epsilon_at(self, round: int, rounds: int) -> float | None:
+        """Return the ε of the inner rule."""
+        return self.rule.epsilon_at(round, rounds)
+
+    def check(self, rounds: int) -> None:
+        """Check the settings of the inner rule."""
+        self.rule.check(rounds)
+
+    def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
+        """Return the reason that the inner rule gives; measured clients have another one."""
+        return self.rule.why(own, broadcast, admitted)
+
+
+def verify(rule: Rule) -> Rule:
+    """Return a rule with ``trust="verify"``: verified, unless it is so already or admits nobody.
+
+    >>> from fedalign import Align, PriorityOnly
+    >>> verify(Align(0.3)).rule
+    Align(epsilon=0.3, on='loss', match_on=None)
+    >>> verify(PriorityOnly()).invites_free
+    False
+    """
+    if isinstance(rule, Verified) or not rule.invites_free:
+        return rule
+    return Verified(rule)
+
+
+def _check_number(name: str, value: float, above: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value > above:
+        raise FedalignError(f"Verified's {name} must be a number above {above:g}, not {value!r}")

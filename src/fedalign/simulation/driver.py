@@ -19,6 +19,7 @@ from fedalign.protocol.messages import (
     Compared,
     Evaluate,
     Invite,
+    Paired,
     RoundDone,
     TrainAlone,
     WhoIsThere,
@@ -26,6 +27,7 @@ from fedalign.protocol.messages import (
 from fedalign.rules.rule import Measure, Similarity
 from fedalign.simulation.collected_checks import CollectedChecks, read_flags
 from fedalign.simulation.engine.jobs import Engine, EvalJob, Trained, TrainJob
+from fedalign.simulation.engine.pairs import PairJob
 from fedalign.simulation.live_run import LiveRun
 
 #: What happened to a run (by its index): a round is done, or training diverged.
@@ -54,6 +56,7 @@ class Driver:
         answers: dict[type, Callable[[Sequence[LiveRun]], None]] = {
             WhoIsThere: self._who_is_there,
             Evaluate: self._evaluate,
+            Paired: self._paired,
             Invite: self._invite,
             TrainAlone: self._train_alone,
             Compare: self._compare,
@@ -111,6 +114,15 @@ class Driver:
         for (i, m, k), measure in zip(places, self.engine.evaluate(jobs), strict=True):
             replies[i][m][k] = measure
         for (run, _), reply in zip(asked, replies, strict=True):
+            run.advance(reply)
+
+    def _paired(self, runs: Sequence[LiveRun]) -> None:
+        asked = [(run, run.request) for run in runs if isinstance(run.request, Paired)]
+        jobs = []
+        for run, request in asked:
+            rows = {k: run.federation.clients[k].rows(request.split) for k in request.clients}
+            jobs.append(PairJob(request.models, run.federation.pool, rows))
+        for (run, _), reply in zip(asked, self.engine.pairs.compare(jobs), strict=True):
             run.advance(reply)
 
     def _invite(self, runs: Sequence[LiveRun]) -> None:

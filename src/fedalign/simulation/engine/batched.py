@@ -15,6 +15,7 @@ from fedalign.rules.rule import Measure
 from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.engine.linear_chain import LinearChainStepper, chain
+from fedalign.simulation.engine.pairs import PairComparer
 from fedalign.simulation.engine.processor import in_threads, last_level_cache
 from fedalign.simulation.engine.vmapped import VmapStepper
 from fedalign.training.losses import PerSampleLoss, hits
@@ -59,6 +60,7 @@ class BatchedEngine:
         self.device = data.device
         self.layout = Layout(template)
         self._loss, self._data, self._chunk = loss, data, chunk
+        self.pairs = PairComparer(template, self.layout, data, classes=accuracy)
         layers = chain(template, flat_samples=data.x.dim() == 2)
         self._stepper: Stepper
         if layers is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,6 +14,9 @@ from fedalign.errors import FedalignError
 from fedalign.rules.rule import Measure
 from fedalign.simulation.engine.layout import Layout
 from fedalign.training.optimizer import LocalOptimizer
+
+if TYPE_CHECKING:
+    from fedalign.simulation.engine.pairs import PairComparer
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,7 @@ class Engine(Protocol):
 
     device: torch.device
     layout: Layout
+    pairs: PairComparer  #: compares two models sample by sample
 
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
         """Measure losses and accuracies, one result per job."""

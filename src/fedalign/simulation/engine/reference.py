@@ -18,6 +18,7 @@ from fedalign.simulation.engine.batchnorm import spare
 from fedalign.simulation.engine.draws import draw_keys
 from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.engine.pairs import PairComparer
 from fedalign.simulation.engine.random_functions import hashed_draws, tried
 from fedalign.training.losses import PerSampleLoss, hits
 
@@ -33,6 +34,7 @@ class ReferenceEngine:
         self._loss = loss
         self._data = data
         self._draws = tried(template, data).draws.count > 0
+        self.pairs = PairComparer(template, self.layout, data, classes=accuracy)
 
     def evaluate(self, jobs: Sequence[EvalJob]) -> list[Measure]:
         """Measure each job's loss and accuracy in evaluation mode."""
