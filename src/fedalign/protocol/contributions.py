@@ -18,6 +18,7 @@ from fedalign.rules.verified import Verified
 from fedalign.training.server import ServerModel
 
 _NEWEST = 0.3  # weight of a round in a client's reputation
+_ZERO = "its update is zero"
 _OUTLIER = 3.0  # distances from the median to the lower quartile
 
 
@@ -49,7 +50,8 @@ class Verification:
         clients = tuple(k for k in proposed.clients if offers[k].length > 0)
         longest = {k: rule.length * usual / offers[k].length for k in clients}
         step = {k: min(proposed.step.get(k, 1.0), longest[k]) for k in clients}
-        return cls(plan, rule, log, before, evaluators, replace(proposed, clients=clients), step)
+        reasons = {**proposed.reasons, **{k: _ZERO for k in proposed.clients if k not in clients}}
+        return cls(plan, rule, log, before, evaluators, replace(proposed, clients=clients, reasons=reasons), step)
 
     def mix(self, clients: Iterable[int], weight: Mapping[int, float] | None = None) -> Mix:
         """Describe the aggregate of the priority clients and some free clients, within the rule's bounds."""
@@ -66,12 +68,13 @@ class Verification:
         step = {k: self.step[k] for k in chosen}
         return Mix(mix.shares, step, tuple(sorted(self.log.trained)), self.rule.within)
 
-    def measure(self, mixes: Sequence[Mix]) -> Generator[Request, Any, list[Option]]:
+    def measure(self, mixes: Sequence[Mix], again: bool = False) -> Generator[Request, Any, list[Option]]:
         """Aggregate mixes, and let the evaluators measure the models that the server would move to.
 
-        Evaluators that did not measure every model are left out, so that none is favoured.
+        Evaluators that did not measure every model are left out, so that none is favoured. ``again`` announces more
+        aggregates of the same updates.
         """
-        aggregated = yield Aggregate(tuple(mixes))
+        aggregated = yield Aggregate(tuple(mixes), again)
         self.log.refuse(aggregated.refused)  # updates were checked when they were compared: training has diverged
         servers = [self.before.step(mean, self.plan.server) for mean in aggregated.models]
         asked = tuple((server.weights, self.evaluators) for server in servers)
@@ -92,13 +95,17 @@ class Verification:
         """Measure the priority clients' aggregate with and without each free client.
 
         Return the relative changes of their loss: negative ones help. All probed clients have the same weight, whatever
-        sample counts they claim. If more than ``probes`` clients are proposed, they take turns.
+        sample counts they claim. If more than ``probes`` clients are proposed, they take turns. If no evaluator
+        answers, no contribution is known.
         """
         probed = _turn(self.proposed.clients, self.rule.probes, round)
         if not probed:
             return {}
         alike = 1 / len(self.log.trained)
-        alone, *joined = yield from self.measure([self.mix(()), *(self.mix((k,), {k: alike}) for k in probed)])
+        mixes = [self.mix(()), *(self.mix((k,), {k: alike}) for k in probed)]
+        alone, *joined = yield from self.measure(mixes, again=True)
+        if not alone.measures:
+            return {}
         return {k: _change(self.loss(one), self.loss(alone)) for k, one in zip(probed, joined, strict=True)}
 
 
@@ -144,10 +151,11 @@ def _smooth(before: float, now: float) -> float:
 
 def _turn(clients: Sequence[int], most: int, round: int) -> list[int]:
     """Return the clients to measure in a round: all of them, or ``most``, so that all have their turn."""
-    if len(clients) <= most:
-        return list(clients)
-    start = round * most % len(clients)
-    return sorted([*clients, *clients][start : start + most])
+    ordered = sorted(clients)  # a rule's order may follow what clients report
+    if len(ordered) <= most:
+        return ordered
+    start = round * most % len(ordered)
+    return sorted([*ordered, *ordered][start : start + most])
 
 
 def _change(loss: float, alone: float) -> float:

@@ -57,9 +57,11 @@ class Verified(Rule):
         if not isinstance(self.rule, Rule) or isinstance(self.rule, Verified):
             raise FedalignError(f"Verified verifies another rule, not {self.rule!r}")
         for name in ("length", "within", "total"):
-            _check_number(name, getattr(self, name), above=0.0)
-        _check_number("tolerance", self.tolerance, above=-math.inf)
-        if not -1 <= self.cosine <= 1:
+            if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
+                raise FedalignError(f"Verified's {name} must be a number above 0, not {getattr(self, name)!r}")
+        if not _is_number(self.tolerance) or not 0 <= self.tolerance < math.inf:
+            raise FedalignError(f"Verified's tolerance must be a finite number, 0 or more, not {self.tolerance!r}")
+        if not _is_number(self.cosine) or not -1 <= self.cosine <= 1:
             raise FedalignError(f"Verified's cosine must be from -1 to 1, not {self.cosine!r}")
         if isinstance(self.probes, bool) or not isinstance(self.probes, numbers.Integral) or self.probes < 1:
             raise FedalignError(f"Verified's probes must be a whole number of at least 1, not {self.probes!r}")
@@ -102,6 +104,5 @@ def verify(rule: Rule) -> Rule:
     return Verified(rule)
 
 
-def _check_number(name: str, value: float, above: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value > above:
-        raise FedalignError(f"Verified's {name} must be a number above {above:g}, not {value!r}")
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
