@@ -92,8 +92,17 @@ def test_updates_are_shortened_to_a_multiple_of_the_priority_clients_median_leng
 
 
 def test_all_free_clients_together_weigh_at_most_the_total():
-    played = play(Verified(total=0.5), Line([1.0, 1.0, 2.0], samples=(10, 10, 10**9)))
-    assert played.history[0].clients[2].weight == pytest.approx(1 / 3)
+    played = play(Verified(total=0.5), Line([1.0, 1.0, 2.0, 2.0]))
+    assert sum(client.weight for client in played.history[0].clients[2:]) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("inner", [fa.Everyone(), fa.LossWeighted()])
+def test_a_sample_count_that_nobody_can_check_brings_little_weight(inner):
+    clients = Line([1.0, 1.0, 2.0, 2.0], samples=(10, 30, 10, 10**9))
+    played = play(Verified(inner, each=2.0), clients)
+    weights = [client.weight for client in played.history[0].clients]
+    assert weights[3] <= 2.0 * (weights[0] + weights[1]) / 2 + 1e-9
+    assert weights[2] > 0.05
 
 
 @pytest.mark.parametrize("free", [0, 1, 2, 3])

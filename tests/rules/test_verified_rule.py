@@ -15,6 +15,7 @@ from fedalign.rules.verified import Verified, verify
         ({"rule": Verified()}, "verifies another rule"),
         ({"rule": "all"}, "verifies another rule"),
         ({"length": 0}, "length must be a number above 0, not 0"),
+        ({"each": 0}, "each must be a number above 0, not 0"),
         ({"within": -1.0}, "within must be a number above 0, not -1.0"),
         ({"total": math.nan}, "total must be a number above 0, not nan"),
         ({"total": True}, "total must be a number above 0, not True"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median, quantiles
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedalign.protocol.aggregate import mix_of, weighted_mean
 from fedalign.protocol.candidates import Option
 from fedalign.protocol.messages import Aggregate, Evaluate, Mix, Request
 from fedalign.protocol.plan import Plan
+from fedalign.protocol.roster import Roster
 from fedalign.protocol.round_log import RoundLog
 from fedalign.rules.rule import Offer, Selection
 from fedalign.rules.verified import Verified
@@ -53,6 +55,14 @@ class Verification:
         reasons = {**proposed.reasons, **{k: _ZERO for k in proposed.clients if k not in clients}}
         return cls(plan, rule, log, before, evaluators, replace(proposed, clients=clients, reasons=reasons), step)
 
+    @cached_property
+    def _capped(self) -> Roster:
+        """The roster with the rule's bounds on the weights of free clients: nobody can check their sample counts."""
+        roster = self.log.roster
+        each = self.rule.each / sum(roster.priority)
+        total = min(roster.free_total, self.rule.total)
+        return replace(roster, free_cap=min(roster.free_cap, each), free_total=total)
+
     def mix(self, clients: Iterable[int], weight: Mapping[int, float] | None = None) -> Mix:
         """Describe the aggregate of the priority clients and some free clients, within the rule's bounds."""
         chosen = tuple(sorted(clients))
@@ -61,8 +71,7 @@ class Verification:
             weight={k: w for k, w in (self.proposed.weight if weight is None else weight).items() if k in chosen},
             scale={k: s for k, s in self.proposed.scale.items() if k in chosen and weight is None},
         )
-        capped = replace(self.log.roster, free_total=min(self.log.roster.free_total, self.rule.total))
-        mix = mix_of(replace(self.log.present, roster=capped), self.log.trained, selection)
+        mix = mix_of(replace(self.log.present, roster=self._capped), self.log.trained, selection)
         if not chosen:
             return mix
         step = {k: self.step[k] for k in chosen}

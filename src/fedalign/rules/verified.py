@@ -22,8 +22,9 @@ class Verified(Rule):
 
     ``rule`` proposes; by default everybody may join. Updates of free clients are shortened to ``length`` times the
     median length of the priority clients' updates, and every coordinate is kept ``within`` so many standard deviations
-    of the priority clients' mean update. All free clients together weigh at most ``total`` times as much as the
-    priority clients. These then measure, on held-out data, their own aggregate with and without each free client
+    of the priority clients' mean update. A free client weighs at most ``each`` times as much as the average priority
+    client, whatever sample count it claims, and all of them together at most ``total`` times as much as the priority
+    clients. These then measure, on held-out data, their own aggregate with and without each free client
     (``probes`` clients a round, by turns), and the aggregates of the best 1, 2, 3, 4, 6, 8, … clients. The best one is
     served. The next round trains on from the largest of them that does not raise the priority clients' loss by more
     than the part ``tolerance``, and has no client whose update's cosine with theirs is below ``cosine``.
@@ -43,6 +44,7 @@ class Verified(Rule):
     rule: Rule = field(default_factory=Everyone)
     length: float = 2.0
     within: float = 8.0
+    each: float = 2.0
     total: float = 10.0
     tolerance: float = 0.02
     cosine: float = -0.1
@@ -56,7 +58,7 @@ class Verified(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Rule) or isinstance(self.rule, Verified):
             raise FedalignError(f"Verified verifies another rule, not {self.rule!r}")
-        for name in ("length", "within", "total"):
+        for name in ("length", "within", "each", "total"):
             if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
                 raise FedalignError(f"Verified's {name} must be a number above 0, not {getattr(self, name)!r}")
         if not _is_number(self.tolerance) or not 0 <= self.tolerance < math.inf:
