@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median, quantiles
 from typing import Any
 
@@ -12,12 +13,14 @@ from fedalign.protocol.aggregate import mix_of, shares, weighted_mean
 from fedalign.protocol.candidates import Option
 from fedalign.protocol.messages import Aggregate, Evaluate, Mix, Request
 from fedalign.protocol.plan import Plan
+from fedalign.protocol.roster import Roster
 from fedalign.protocol.round_log import RoundLog
 from fedalign.rules.rule import Offer, Selection
 from fedalign.rules.verified import Verified
 from fedalign.training.server import ServerModel
 
 _NEWEST = 0.1  # weight of a round in a client's reputation
+_ZERO = "its update is zero"
 _OUTLIER = 3.0  # distances from the median to the lower quartile
 
 
@@ -87,7 +90,16 @@ class Verification:
         clients = tuple(k for k in proposed.clients if offers[k].length > 0)
         longest = {k: rule.length * usual / offers[k].length for k in clients}
         step = {k: min(proposed.step.get(k, 1.0), longest[k]) for k in clients}
-        return cls(plan, rule, log, before, evaluators, replace(proposed, clients=clients), step)
+        reasons = {**proposed.reasons, **{k: _ZERO for k in proposed.clients if k not in clients}}
+        return cls(plan, rule, log, before, evaluators, replace(proposed, clients=clients, reasons=reasons), step)
+
+    @cached_property
+    def _capped(self) -> Roster:
+        """The roster with the rule's bounds on the weights of free clients: nobody can check their sample counts."""
+        roster = self.log.roster
+        each = self.rule.each / sum(roster.priority)
+        total = min(roster.free_total, self.rule.total)
+        return replace(roster, free_cap=min(roster.free_cap, each), free_total=total)
 
     def mix(self, clients: Iterable[int], weight: Mapping[int, float] | None = None) -> Mix:
         """Describe the aggregate of the priority clients and some free clients, within the rule's bounds."""
@@ -97,19 +109,19 @@ class Verification:
             weight={k: w for k, w in (self.proposed.weight if weight is None else weight).items() if k in chosen},
             scale={k: s for k, s in self.proposed.scale.items() if k in chosen and weight is None},
         )
-        capped = replace(self.log.roster, free_total=min(self.log.roster.free_total, self.rule.total))
-        mix = mix_of(replace(self.log.present, roster=capped), self.log.trained, selection)
+        mix = mix_of(replace(self.log.present, roster=self._capped), self.log.trained, selection)
         if not chosen:
             return mix
         step = {k: self.step[k] for k in chosen}
         return Mix(mix.shares, step, tuple(sorted(self.log.trained)), self.rule.within)
 
-    def measure(self, mixes: Sequence[Mix]) -> Generator[Request, Any, list[Option]]:
+    def measure(self, mixes: Sequence[Mix], again: bool = False) -> Generator[Request, Any, list[Option]]:
         """Aggregate mixes, and let the evaluators measure the models that the server would move to.
 
-        Evaluators that did not measure every model are left out, so that none is favoured.
+        Evaluators that did not measure every model are left out, so that none is favoured. ``again`` announces more
+        aggregates of the same updates.
         """
-        aggregated = yield Aggregate(tuple(mixes))
+        aggregated = yield Aggregate(tuple(mixes), again)
         self.log.refuse(aggregated.refused)  # updates were checked when they were compared: training has diverged
         servers = [self.before.step(mean, self.plan.server) for mean in aggregated.models]
         asked = tuple((server.weights, self.evaluators) for server in servers)
@@ -130,7 +142,7 @@ class Verification:
         """Measure the priority clients' aggregate with and without each free client, and without each of their own.
 
         All probed clients have the same weight, whatever sample counts they claim. If more than ``probes`` clients are
-        proposed, they take turns.
+        proposed, they take turns. If no evaluator answers, no contribution is known.
         """
         probed = _turn(self.proposed.clients, self.rule.probes, round)
         if not probed:
@@ -143,7 +155,10 @@ class Verification:
             *(Mix(shares(self.log.present, some)) for some in others),
             *(self.mix((k,), {k: alike}) for k in probed),
         ]
-        alone, *changed = [self.loss(one) for one in (yield from self.measure(mixes))]
+        measured = yield from self.measure(mixes, again=True)
+        if not measured[0].measures:
+            return Contributions({}, 0.0)
+        alone, *changed = [self.loss(one) for one in measured]
         changes = [_change(loss, alone) for loss in changed]
         limit = max(0.0, *changes[: len(others)]) if others else math.inf
         return Contributions(dict(zip(probed, changes[len(others) :], strict=True)), limit)
@@ -174,10 +189,11 @@ def _smooth(before: float, now: float) -> float:
 
 def _turn(clients: Sequence[int], most: int, round: int) -> list[int]:
     """Return the clients to measure in a round: all of them, or ``most``, so that all have their turn."""
-    if len(clients) <= most:
-        return list(clients)
-    start = round * most % len(clients)
-    return sorted([*clients, *clients][start : start + most])
+    ordered = sorted(clients)  # a rule's order may follow what clients report
+    if len(ordered) <= most:
+        return ordered
+    start = round * most % len(ordered)
+    return sorted([*ordered, *ordered][start : start + most])
 
 
 def _change(loss: float, alone: float) -> float:
