@@ -31,7 +31,8 @@ class AutoAlign(Rule):
     seldom best to train on from. With a ladder, or with ``cosine=None``, the next round trains the chosen model.
 
     With ``fallback``, FedAvg on the priority clients is trained as well. They are served that *priority-only model*
-    while the choices are worse (see :mod:`fedalign.protocol.autoalign`).
+    while the choices are worse (see :mod:`fedalign.protocol.autoalign`). With ``credit``, as in version 0.1, earlier
+    good rounds make up for bad ones, and accuracy alone is compared.
 
     >>> rule, F = AutoAlign(), Broadcast(round=0, loss=1.0, epsilon=math.inf)
     >>> offers = {k: Offer(Measure(loss, None, 1)) for k, loss in ((4, 1.1), (7, 1.9), (9, 0.95))}
@@ -46,6 +47,7 @@ class AutoAlign(Rule):
     on: Literal["loss", "accuracy"] = "loss"
     match_on: MatchOn | None = None
     fallback: bool = True
+    credit: bool = False
     cosine: float | None = -0.1
     needs_accuracy: bool = field(init=False, repr=False, compare=False)
     needs_updates: bool = field(init=False, repr=False, compare=False)
