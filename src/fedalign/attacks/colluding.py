@@ -9,9 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from fedalign.attacks.attack import Attack, Scene, Updates, positive
+from fedalign.attacks.attack import Attack, Scene, Updates, between, finite, positive, whole
 from fedalign.attacks.data import LabelFlip
-from fedalign.errors import FedalignError
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,7 @@ class LittleIsEnough(_SameForAll):
     factor: float = 1.5
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.factor):
-            raise FedalignError(f"factor must be a finite number, not {self.factor!r}")
+        finite("factor", self.factor)
 
     def crafted(self, known: torch.Tensor) -> torch.Tensor:
         """Return ``mean + factor · std``."""
@@ -65,8 +63,7 @@ class InnerProduct(_SameForAll):
     factor: float = 2.0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.factor):
-            raise FedalignError(f"factor must be a finite number, not {self.factor!r}")
+        finite("factor", self.factor)
 
     def crafted(self, known: torch.Tensor) -> torch.Tensor:
         """Return ``−factor · mean``."""
@@ -129,8 +126,7 @@ class Mimic(_SameForAll):
     client: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.client, bool) or not isinstance(self.client, int) or self.client < 0:
-            raise FedalignError(f"client must be a whole number of at least 0, not {self.client!r}")
+        whole("client", self.client)
 
     def crafted(self, known: torch.Tensor) -> torch.Tensor:
         """Return the chosen client's update."""
@@ -150,8 +146,7 @@ class AtCosine(Attack):
     length: float = 1.0
 
     def __post_init__(self) -> None:
-        if not -1 <= self.cosine <= 1:
-            raise FedalignError(f"cosine must be from -1 to 1, not {self.cosine!r}")
+        between("cosine", self.cosine, -1, 1)
         positive("length", self.length)
 
     def send(self, updates: Updates, scene: Scene) -> Mapping[int, torch.Tensor]:
@@ -184,8 +179,7 @@ class Blend(Attack):
     honest: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.honest <= 1:
-            raise FedalignError(f"honest must be from 0 to 1, not {self.honest!r}")
+        between("honest", self.honest, 0, 1)
 
     def send(self, updates: Updates, scene: Scene) -> Mapping[int, torch.Tensor]:
         """Return the mixed updates."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from fedalign.attacks.attack import Attack, Samples
+from fedalign.attacks.attack import Attack, Samples, between, positive, whole
 from fedalign.errors import FedalignError
 from fedalign.training.randomness import Purpose, generator
 
@@ -71,12 +72,11 @@ class Backdoor(Attack):
     poisoned: float = 0.5
 
     def __post_init__(self) -> None:
-        if isinstance(self.target, bool) or not isinstance(self.target, int) or self.target < 0:
-            raise FedalignError(f"target must be a class, 0 or more, not {self.target!r}")
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise FedalignError(f"size must be a whole number of at least 1, not {self.size!r}")
-        if not 0 < self.poisoned <= 1:
-            raise FedalignError(f"poisoned must be a part of the samples, above 0 and at most 1, not {self.poisoned!r}")
+        for name in ("target", "row", "column"):
+            whole(name, getattr(self, name))
+        whole("size", self.size, least=1)
+        positive("poisoned", self.poisoned)
+        between("poisoned", self.poisoned, 0, 1)
 
     def poison(self, samples: Samples, classes: int, seed: int) -> Samples:
         """Return the samples, of which a part carry the trigger and the attackers' label."""
@@ -98,6 +98,12 @@ class Backdoor(Attack):
     def _triggered(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         x = x.clone()
         bright = 255 if x.dtype == torch.uint8 else like.max()
+        sides = tuple(x.shape[-2:]) if x.dim() >= 3 else (self.row + self.size, x[0].numel() if len(x) else math.inf)
+        if self.row + self.size > sides[0] or self.column + self.size > sides[1]:
+            raise FedalignError(
+                f"a trigger of size {self.size} at row {self.row} and column {self.column} does not fit into samples "
+                f"of shape {tuple(x.shape[1:])}"
+            )
         if x.dim() >= 3:
             x[..., self.row : self.row + self.size, self.column : self.column + self.size] = bright
         else:
