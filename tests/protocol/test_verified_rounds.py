@@ -418,3 +418,9 @@ def test_the_promise_is_recorded():
     assert 0 < promise.worse_by < promise.strict
     assert promise.log_lasting == pytest.approx(3 * math.log(2))
     assert play(Verified(promise=False), Line([1.0, 1.0, 2.0])).history[0].promise is None
+
+
+def test_samples_that_were_trained_on_promise_nothing():
+    clients = Line([1.0, 1.0, 2.0], outcomes={0: Outcomes(3, 1, 100)})
+    played = play(Plan(Verified(), 3, evaluate_on="train", match_on="train"), clients)
+    assert all(record.promise is None for record in played.history.rounds)
