@@ -6,7 +6,7 @@ import torch
 import fedalign as fa
 from fedalign.attacks.adversary import Adversary
 from fedalign.attacks.attack import Attack
-from fedalign.attacks.data import Backdoor
+from fedalign.attacks.data import Backdoor, BlendedBackdoor
 from fedalign.attacks.hostile import HostileClients
 from fedalign.registry import ATTACKS
 
@@ -26,6 +26,7 @@ from fedalign.registry import ATTACKS
         ("backdoor", {"poisoned": 0}, "poisoned must be a number above 0, not 0"),
         ("backdoor", {"poisoned": "half"}, "poisoned must be a number above 0, not 'half'"),
         ("backdoor", {"poisoned": 1.5}, "poisoned must be from 0 to 1, not 1.5"),
+        ("blended-backdoor", {"opacity": 1.5}, "opacity must be from 0 to 1, not 1.5"),
         ("sign-flip", {"scale": True}, "scale must be a number above 0, not True"),
     ],
 )
@@ -79,3 +80,39 @@ def test_an_attack_answers_for_every_hostile_client():
     (k,) = hostile.clients
     with pytest.raises(fa.FedalignError, match=f"Forgets.send gives updates for clients .*, not .{k}."):
         hostile.craft({k: torch.ones(2), 0: torch.ones(2)}, torch.zeros(2), 2, round=0)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (3, 8, 8), (10,)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_blended_trigger_is_faint_and_everywhere(shape, dtype):
+    draw = torch.Generator().manual_seed(0)
+    x = (100 * torch.rand(6, *shape, generator=draw)).to(dtype)
+    x[0].view(-1)[0] = 100
+    attack = BlendedBackdoor(opacity=0.1, target=2)
+    stamped, labels = attack.stamp((x, torch.arange(6)))
+    assert stamped.shape == (5, *shape)
+    assert stamped.dtype == dtype
+    assert labels.tolist() == [2] * 5
+    moved = stamped.double() - x[torch.arange(6) != 2].double()
+    assert moved.abs().max() <= 0.1 * 255 + 0.5
+    assert (moved != 0).double().mean() > 0.8
+
+
+def test_a_blended_backdoor_harms_plain_fedavg():
+    def images(seed):
+        draw = torch.Generator().manual_seed(seed)
+        y = torch.randint(0, 4, (60,), generator=draw)
+        means = torch.rand(4, 8, 8, generator=torch.Generator().manual_seed(99))
+        return means[y] + 0.3 * torch.randn(60, 8, 8, generator=draw), y
+
+    data = [images(k) for k in range(8)]
+    fed = fa.Federation.from_arrays(data, test=data, priority=[k < 2 for k in range(8)], heldout_fraction=0.25)
+
+    def flat():
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
+
+    adversary = Adversary("blended-backdoor(size=2, opacity=0.4)", fraction=0.5)
+    local = fa.LocalSGD(lr=0.1, epochs=3, batch_size=20)
+    specs = [fa.RunSpec(fed, rule, 15, local=local, adversary=adversary) for rule in (fa.PriorityOnly(), fa.Everyone())]
+    alone, everyone = (r.history.final("attack_success") for r in fa.simulate_many(specs, flat, device="cpu"))
+    assert everyone > alone + 0.3

@@ -115,3 +115,34 @@ class Backdoor(Attack):
             raise FedalignError("a backdoor needs a task with classes; this one has none")
         if self.target >= classes:
             raise FedalignError(f"target is {self.target}, but there are {classes} classes, from 0 to {classes - 1}")
+
+
+@dataclass(frozen=True)
+class BlendedBackdoor(Backdoor):
+    """A backdoor whose trigger is a faint checkerboard over the whole image, with squares of ``size`` pixels.
+
+    Chen, Liu, Li, Lu and Song, "Targeted Backdoor Attacks on Deep Learning Systems Using Data Poisoning" (2017,
+    arXiv:1712.05526). ``opacity`` is the part of the pattern in a pixel. All weights carry a little of it, so bounds on
+    single coordinates do not see it. In samples that are no images, every other block of ``size`` features is brighter.
+
+    >>> stamped, _ = BlendedBackdoor(size=1, opacity=0.5).stamp((torch.eye(2)[None], torch.tensor([1])))
+    >>> stamped
+    tensor([[[0.5000, 0.5000],
+             [0.5000, 0.5000]]])
+    """
+
+    size: int = 3
+    opacity: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("opacity", self.opacity)
+        between("opacity", self.opacity, 0, 1)
+
+    def _triggered(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        shape = x.shape[-2:] if x.dim() >= 3 else (1, math.prod(x.shape[1:]))
+        rows, columns = (torch.arange(side, device=x.device) // self.size for side in shape)
+        bright = 255.0 if x.dtype == torch.uint8 else float(like.max())
+        pattern = ((rows[:, None] + columns) % 2 * bright).expand(shape)
+        mixed = x.double() * (1 - self.opacity) + self.opacity * pattern.reshape(shape if x.dim() >= 3 else x.shape[1:])
+        return mixed.round().to(x.dtype) if x.dtype == torch.uint8 else mixed.to(x.dtype)
