@@ -163,6 +163,16 @@ def test_without_credit_a_higher_loss_is_behind_though_accuracy_is_not():
     assert assess(roster, Fallback(apart=True), regression, own, credit=False).behind
 
 
+def test_without_credit_a_drop_of_accuracy_is_behind_at_once_though_the_loss_is_lower():
+    """Attackers may lower the loss and the accuracy together: models that are less sure, and more often wrong."""
+    roster = Roster(("a",), (True,), (10,))
+    own = {0: Measure(0.7, 0.8, 10)}
+    slight, large = {0: Measure(0.6, 0.795, 10)}, {0: Measure(0.6, 0.77, 10)}
+    assert not assess(roster, Fallback(apart=True), large, own).behind
+    assert assess(roster, Fallback(apart=True), large, own, credit=False).behind
+    assert not assess(roster, Fallback(apart=True), slight, own, credit=False).behind
+
+
 def test_without_credit_what_nobody_compared_is_not_served():
     roster = Roster(("a",), (True,), (10,))
     before = Fallback(apart=True, loss=0.5, accuracy=0.9, deficit=0.001)
