@@ -192,6 +192,10 @@ ATTACKS = Registry(
         "label-flip": ("fedalign.attacks.data:LabelFlip", "train on flipped labels"),
         "irrelevant": ("fedalign.attacks.data:IrrelevantData", "train on noise with random labels"),
         "backdoor": ("fedalign.attacks.data:Backdoor", "teach the model to take samples with a trigger for `target`"),
+        "blended-backdoor": (
+            "fedalign.attacks.data:BlendedBackdoor",
+            "a backdoor with a faint trigger on the whole image",
+        ),
         "sign-flip": ("fedalign.attacks.updates:SignFlip", "the opposite of the update, `scale` times as long"),
         "scaling": ("fedalign.attacks.updates:Scaling", "the update, `factor` times as long"),
         "gaussian": ("fedalign.attacks.updates:Gaussian", "noise, `scale` times as long as the update"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import fedalign as fa
-from fedalign.protocol.contributions import order, reputations, usual
+from fedalign.protocol.contributions import Contributions, order, reputations, usual_limit
 from fedalign.protocol.fallback import assess
 from fedalign.protocol.messages import (
     Aggregate,
@@ -161,6 +161,16 @@ def test_without_credit_a_higher_loss_is_behind_though_accuracy_is_not():
     assert assess(roster, Fallback(apart=True), chosen, own, credit=False).behind
     regression, own = {0: Measure(0.8, None, 10)}, {0: Measure(0.7, None, 10)}
     assert assess(roster, Fallback(apart=True), regression, own, credit=False).behind
+
+
+def test_without_credit_a_drop_of_accuracy_is_behind_at_once_though_the_loss_is_lower():
+    """Attackers may lower the loss and the accuracy together: models that are less sure, and more often wrong."""
+    roster = Roster(("a",), (True,), (10,))
+    own = {0: Measure(0.7, 0.8, 10)}
+    slight, large = {0: Measure(0.6, 0.795, 10)}, {0: Measure(0.6, 0.77, 10)}
+    assert not assess(roster, Fallback(apart=True), large, own).behind
+    assert assess(roster, Fallback(apart=True), large, own, credit=False).behind
+    assert not assess(roster, Fallback(apart=True), slight, own, credit=False).behind
 
 
 def test_without_credit_what_nobody_compared_is_not_served():
@@ -403,11 +413,18 @@ def test_reputations_of_those_that_left_are_kept():
     assert reputations({2: 0.5, 3: -0.1}, {3: -0.1, 4: 0.2}) == {2: 0.5, 3: -0.1, 4: 0.2}
 
 
-def test_outliers_are_not_usual():
-    scores = {k: -0.01 * k for k in range(6)} | {9: 0.5}
-    assert 9 not in usual(scores, scores)
-    assert usual({1: -0.1, 2: 0.1}, {1: -0.1, 2: -0.1}) == {1}
-    assert usual({}, {}) == set()
+def test_outliers_are_not_trusted():
+    changes = {k: -0.01 * k for k in range(6)} | {9: 0.5}
+    good = dict.fromkeys(changes, -0.1)
+    assert 9 not in Contributions(changes, math.inf).trusted(good)
+    assert 9 not in Contributions(good, math.inf).trusted(changes)
+    assert Contributions({}, 0.0).trusted({}) == set()
+
+
+def test_nobody_is_trusted_who_harms_more_than_a_missing_priority_client():
+    changes = {1: -0.1, 2: 0.1, 3: 0.3}
+    assert Contributions(changes, 0.2).trusted(changes) == {1, 2}
+    assert usual_limit(changes) == math.inf
 
 
 def test_the_promise_is_recorded():
@@ -418,3 +435,9 @@ def test_the_promise_is_recorded():
     assert 0 < promise.worse_by < promise.strict
     assert promise.log_lasting == pytest.approx(3 * math.log(2))
     assert play(Verified(promise=False), Line([1.0, 1.0, 2.0])).history[0].promise is None
+
+
+def test_samples_that_were_trained_on_promise_nothing():
+    clients = Line([1.0, 1.0, 2.0], outcomes={0: Outcomes(3, 1, 100)})
+    played = play(Plan(Verified(), 3, evaluate_on="train", match_on="train"), clients)
+    assert all(record.promise is None for record in played.history.rounds)

@@ -70,6 +70,16 @@ def test_pictures_of_candidates(histories):
     assert autoalign_plots.candidate_losses(histories["fedalign"], "losses") is None
 
 
+def test_candidates_without_an_epsilon_have_no_picture_of_it(histories):
+    """The verified rule chooses clients by what they contribute, whatever ε the inner rule has."""
+    runs = {
+        seed: fa.History([replace(r, tried=tuple(replace(t, epsilon=None) for t in r.tried)) for r in history.rounds])
+        for seed, history in histories["auto"].items()
+    }
+    assert autoalign_plots.chosen_epsilon(runs, "ε") is None
+    assert autoalign_plots.candidate_losses(runs, "losses") is not None
+
+
 def test_a_loss_of_zero_does_not_break_the_picture(histories):
     """A logarithmic axis has no place for it."""
     history = histories["auto"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -78,5 +79,27 @@ class Attack:
 
 def positive(name: str, value: float, least: float = 0.0) -> None:
     """Refuse an option of an attack that is not a number above ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < float("inf"):
+    if not _is_number(value) or not least < value < math.inf:
         raise FedalignError(f"{name} must be a number above {least:g}, not {value!r}")
+
+
+def finite(name: str, value: float) -> None:
+    """Refuse an option of an attack that is not a finite number."""
+    if not _is_number(value) or not math.isfinite(value):
+        raise FedalignError(f"{name} must be a finite number, not {value!r}")
+
+
+def between(name: str, value: float, low: float, high: float) -> None:
+    """Refuse an option of an attack that is not a number from ``low`` to ``high``."""
+    if not _is_number(value) or not low <= value <= high:
+        raise FedalignError(f"{name} must be from {low:g} to {high:g}, not {value!r}")
+
+
+def whole(name: str, value: int, least: int = 0) -> None:
+    """Refuse an option of an attack that is not a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise FedalignError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

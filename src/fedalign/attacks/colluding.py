@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedalign.aggregation.aggregator import Aggregator
-from fedalign.attacks.attack import Attack, Scene, Updates, positive
+from fedalign.attacks.attack import Attack, Scene, Updates, between, positive, whole
 from fedalign.attacks.data import LabelFlip
 from fedalign.attacks.line_search import strongest_factor
 from fedalign.errors import FedalignError
@@ -154,8 +154,7 @@ class Mimic(_SameForAll):
     client: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.client, bool) or not isinstance(self.client, int) or self.client < 0:
-            raise FedalignError(f"client must be a whole number of at least 0, not {self.client!r}")
+        whole("client", self.client)
 
     def crafted(self, known: torch.Tensor) -> torch.Tensor:
         """Return the chosen client's update."""
@@ -175,8 +174,7 @@ class AtCosine(Attack):
     length: float = 1.0
 
     def __post_init__(self) -> None:
-        if not -1 <= self.cosine <= 1:
-            raise FedalignError(f"cosine must be from -1 to 1, not {self.cosine!r}")
+        between("cosine", self.cosine, -1, 1)
         positive("length", self.length)
 
     def send(self, updates: Updates, scene: Scene) -> Mapping[int, torch.Tensor]:
@@ -209,8 +207,7 @@ class Blend(Attack):
     honest: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.honest <= 1:
-            raise FedalignError(f"honest must be from 0 to 1, not {self.honest!r}")
+        between("honest", self.honest, 0, 1)
 
     def send(self, updates: Updates, scene: Scene) -> Mapping[int, torch.Tensor]:
         """Return the mixed updates."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from fedalign.attacks.attack import Attack, Samples
+from fedalign.attacks.attack import Attack, Samples, between, positive, whole
 from fedalign.errors import FedalignError
 from fedalign.training.randomness import Purpose, generator
 
@@ -71,12 +72,11 @@ class Backdoor(Attack):
     poisoned: float = 0.5
 
     def __post_init__(self) -> None:
-        if isinstance(self.target, bool) or not isinstance(self.target, int) or self.target < 0:
-            raise FedalignError(f"target must be a class, 0 or more, not {self.target!r}")
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise FedalignError(f"size must be a whole number of at least 1, not {self.size!r}")
-        if not 0 < self.poisoned <= 1:
-            raise FedalignError(f"poisoned must be a part of the samples, above 0 and at most 1, not {self.poisoned!r}")
+        for name in ("target", "row", "column"):
+            whole(name, getattr(self, name))
+        whole("size", self.size, least=1)
+        positive("poisoned", self.poisoned)
+        between("poisoned", self.poisoned, 0, 1)
 
     def poison(self, samples: Samples, classes: int, seed: int) -> Samples:
         """Return the samples, of which a part carry the trigger and the attackers' label."""
@@ -98,6 +98,12 @@ class Backdoor(Attack):
     def _triggered(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         x = x.clone()
         bright = 255 if x.dtype == torch.uint8 else like.max()
+        sides = tuple(x.shape[-2:]) if x.dim() >= 3 else (self.row + self.size, x[0].numel() if len(x) else math.inf)
+        if self.row + self.size > sides[0] or self.column + self.size > sides[1]:
+            raise FedalignError(
+                f"a trigger of size {self.size} at row {self.row} and column {self.column} does not fit into samples "
+                f"of shape {tuple(x.shape[1:])}"
+            )
         if x.dim() >= 3:
             x[..., self.row : self.row + self.size, self.column : self.column + self.size] = bright
         else:
@@ -109,3 +115,34 @@ class Backdoor(Attack):
             raise FedalignError("a backdoor needs a task with classes; this one has none")
         if self.target >= classes:
             raise FedalignError(f"target is {self.target}, but there are {classes} classes, from 0 to {classes - 1}")
+
+
+@dataclass(frozen=True)
+class BlendedBackdoor(Backdoor):
+    """A backdoor whose trigger is a faint checkerboard over the whole image, with squares of ``size`` pixels.
+
+    Chen, Liu, Li, Lu and Song, "Targeted Backdoor Attacks on Deep Learning Systems Using Data Poisoning" (2017,
+    arXiv:1712.05526). ``opacity`` is the part of the pattern in a pixel. All weights carry a little of it, so bounds on
+    single coordinates do not see it. In samples that are no images, every other block of ``size`` features is brighter.
+
+    >>> stamped, _ = BlendedBackdoor(size=1, opacity=0.5).stamp((torch.eye(2)[None], torch.tensor([1])))
+    >>> stamped
+    tensor([[[0.5000, 0.5000],
+             [0.5000, 0.5000]]])
+    """
+
+    size: int = 3
+    opacity: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("opacity", self.opacity)
+        between("opacity", self.opacity, 0, 1)
+
+    def _triggered(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        shape = x.shape[-2:] if x.dim() >= 3 else (1, math.prod(x.shape[1:]))
+        rows, columns = (torch.arange(side, device=x.device) // self.size for side in shape)
+        bright = 255.0 if x.dtype == torch.uint8 else float(like.max())
+        pattern = ((rows[:, None] + columns) % 2 * bright).expand(shape)
+        mixed = x.double() * (1 - self.opacity) + self.opacity * pattern.reshape(shape if x.dim() >= 3 else x.shape[1:])
+        return mixed.round().to(x.dtype) if x.dtype == torch.uint8 else mixed.to(x.dtype)

@@ -84,6 +84,10 @@ class HostileClients:
             if not attack.changes_updates:
                 continue
             own = attack.send(Updates(own, known), scene)
+            if own.keys() != hostile.keys():
+                raise FedalignError(
+                    f"{type(attack).__name__}.send gives updates for clients {sorted(own)}, not {sorted(hostile)}"
+                )
             for model in sent.values():
                 model[size:] = attack.spoil(model[size:])
         for k, model in sent.items():

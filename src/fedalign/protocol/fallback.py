@@ -19,6 +19,7 @@ from fedalign.rules.rule import Measure
 
 SMOOTHING = 0.1  #: weight of a new round in the smoothed deficit
 MARGIN = 0.005  #: the smoothed deficit, in accuracy (or as a part of the loss), above which the fallback is served
+MARGIN_NOW = 0.01  #: the deficit of a single round, not smoothed, that serves the fallback where there is no credit
 
 
 def assess(
@@ -32,7 +33,8 @@ def assess(
     """Update the smoothed deficit of the choice, by the clients that measured both models.
 
     With ``credit``, rounds in which the choice was better make up for later ones. Without, the deficit is never
-    negative, and a choice is behind at once if its loss is higher, or if no client measured both models.
+    negative, and a choice is behind at once if its loss is higher, if its accuracy is lower by more than one point, or
+    if no client measured both models.
 
     >>> roster, one = Roster(("a",), (True,), (10,)), {0: Measure(1.0, 0.6, 10)}
     >>> assess(roster, Fallback(apart=True), one, {0: Measure(1.0, 0.7, 10)}).behind
@@ -53,5 +55,5 @@ def assess(
     deficit = (1 - SMOOTHING) * before.deficit + SMOOTHING * now
     behind = deficit > MARGIN
     if not credit:
-        deficit, behind = max(0.0, deficit), behind or loss > own_loss
+        deficit, behind = max(0.0, deficit), behind or loss > own_loss or now > MARGIN_NOW
     return Fallback(True, own_loss, own_accuracy, deficit, behind)

@@ -30,7 +30,8 @@ class Verified(Rule):
     than the part ``tolerance``, and has no client whose update's cosine with theirs is below ``cosine``.
 
     FedAvg on the priority clients is trained as well, and served whenever the choice is not better. With ``promise``
-    the record says by how much the served model may be worse (docs/research/promise.md).
+    the record says by how much the served model may be worse (docs/research/promise.md), if the priority clients
+    have held-out data.
 
     >>> rule = Verified()
     >>> rule.select({3: Offer(Measure(9.0, None, 5))}, Broadcast(round=0, loss=1.0)).clients

@@ -202,7 +202,7 @@ class BatchedEngine:
         return outputs.flatten(0, 1)[keep], y.flatten(0, 1)[keep], lengths
 
     def _shared_batch(self, padded: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather samples for each row of an index. Equal rows, of models measured on the same data, are gathered once."""
+        """Gather samples for each row of an index; equal rows, of models measured on the same data, only once."""
         places: dict[bytes, int] = {}
         index = [places.setdefault(row.tobytes(), len(places)) for row in padded]
         if len(places) == len(padded):
