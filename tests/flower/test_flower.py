@@ -497,7 +497,7 @@ longest = 10.0
 free-cap = 1.0
 """
 NEW_SETTINGS = {  # since version 0.1
-    "loss", "optimizer", "aggregator", "client_steps", "server_steps", "trackers", "free_total"
+    "loss", "optimizer", "aggregator", "client_steps", "server_steps", "trackers", "free_total", "trust"
 }  # fmt: skip
 
 
@@ -505,7 +505,8 @@ def test_an_app_of_the_first_version_still_reads(federation, tmp_path):
     config = tomllib.loads(OLD_APP)
     settings = Settings.read(config)
     assert {key: getattr(settings, key.replace("-", "_")) for key in config} == config
-    assert settings.make_rule() == fa.AutoAlign(match_on="heldout")
+    assert settings.make_rule() == fa.Verified(fa.AutoAlign(match_on="heldout"))
+    assert Settings.read({**config, "trust": "report"}).make_rule() == fa.AutoAlign(match_on="heldout")
     assert settings.local() == fa.LocalSGD(lr=0.1, epochs=5, batch_size=50)
     assert isinstance(settings.make_aggregator(), fa.WeightedMean)
     assert settings.make_server_steps() == (fa.LengthBound(10.0),)
