@@ -42,10 +42,15 @@ def data(node_config):
     return ClientData(**parts)
 
 
+def public_keys(count):
+    """Make keys of nodes."""
+    made = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(count)]
+    return [k.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo) for k in made]
+
+
 @pytest.fixture(scope="module")
 def keys():
-    made = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(7)]
-    return [k.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo) for k in made]
+    return public_keys(7)
 
 
 class Here(Grid):
