@@ -1,4 +1,4 @@
-"""Three priority clients, one honest free client and four free clients for attackers: samples of one linear task."""
+"""Three priority clients, one honest free client and three free clients for attackers: samples of one linear task."""
 
 import torch
 
@@ -8,8 +8,9 @@ from fedalign.flower import ClientData
 from fedalign.simulation.api import simulate_many
 from fedalign.simulation.spec import RunSpec
 
-CLIENTS, PRIORITY, HOSTILE = 8, 3, range(4, 8)
+CLIENTS, PRIORITY, HOSTILE = 7, 3, range(4, 7)
 FEATURES, CLASSES = 6, 4
+LR = 0.5
 # Hostile clients have less data, so that their long updates are not refused.
 ATTACKS = "backdoor(target=1, size=1, poisoned=0.3); scaling(factor=9.9)"
 
@@ -50,6 +51,6 @@ def hostile_run(rule, rounds, attacks=ATTACKS):
     priority = [k < PRIORITY for k in range(CLIENTS)]
     data = fa.Federation.from_arrays(*splits, priority=priority, heldout_fraction=0, names=names)
     hostile = Adversary(attacks.split(";"), clients=[names[k] for k in HOSTILE], samples=50.0, knows="own")
-    local, caps = fa.LocalSGD(lr=0.3, epochs=2, batch_size=20), [fa.LengthBound(10.0)]
+    local, caps = fa.LocalSGD(lr=LR, epochs=2, batch_size=20), [fa.LengthBound(10.0)]
     spec = RunSpec(data, rule, rounds, 0.0, local, adversary=hostile, free_cap=1.0, server_steps=caps)
     return simulate_many([spec], model, device="cpu")[0]

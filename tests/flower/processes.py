@@ -1,4 +1,4 @@
-"""The processes of a federation: a SuperLink and SuperNodes on the loopback address, with TLS and authenticated nodes."""
+"""The processes of a federation: a SuperLink and SuperNodes on the loopback address, with TLS."""
 
 import contextlib
 import importlib.util

@@ -464,7 +464,7 @@ def test_a_new_app_is_what_flower_wants(tmp_path):
     config, warnings = load_and_validate(tmp_path / "my-federation" / "pyproject.toml")
     assert warnings == []
     settings = Settings.read(config["tool"]["flwr"]["app"]["config"])
-    new = ("aggregator", "client_steps", "server_steps", "optimizer", "loss", "trackers")
+    new = ("aggregator", "client_steps", "server_steps", "optimizer", "loss", "trackers", "trust")
     assert {name: getattr(settings, name) for name in new} == {name: getattr(Settings, name) for name in new}
     with pytest.raises(fa.FedalignError, match="not empty"):
         create(tmp_path / "my-federation")

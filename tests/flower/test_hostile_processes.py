@@ -25,7 +25,7 @@ def ended(tmp_path_factory):
     attackers = {SITES[k]: hostile_task.hostile_config() for k in hostile_task.HOSTILE}
     folder = tmp_path_factory.mktemp("hostile")
     with started(folder, SITES, hostile_task.PRIORITY, files, node_config=attackers) as federation:
-        federation.run("verified", rule="all", trust="verify", rounds=ROUNDS, warmup=0.0, lr=0.3)
+        federation.run("verified", rule="all", trust="verify", rounds=ROUNDS, warmup=0.0, lr=hostile_task.LR)
         yield federation.finish("verified", 240)
 
 

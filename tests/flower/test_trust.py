@@ -109,7 +109,7 @@ def test_a_hostile_majority_changes_nothing_for_the_worse(federation, tmp_path, 
     for k in hostile_task.HOSTILE:
         nodes[k] |= hostile_task.hostile_config(attacks)
     task = {"model": "hostile_task:model", "data": "hostile_task:data"}
-    grid, server = federation(nodes=nodes, **task, rule="all", trust="verify", warmup=0.0, lr=0.3)
+    grid, server = federation(nodes=nodes, **task, rule="all", trust="verify", warmup=0.0, lr=hostile_task.LR)
     grid.keys, grid.apps = made, dict.fromkeys(nodes, hostile_app.app)
     server().run()
     rounds = assert_alike(tmp_path, hostile_run(fa.Verified(), 5, attacks))
