@@ -225,7 +225,7 @@ def test_data_of_ones_own(project, data):
         ("arm.half.rule=mine:Data", "arm.half.rule is 'mine:Data', which is the class Data, not a rule"),
         ("arm.half.rule=theirs:Half", "there is no module 'theirs' beside the settings"),
         ("arm.half.rule=3", "arm.half.rule must be a text, not 3"),
-        ("arm.half.cosine=0.1", "arm.half.cosine is an option of the rule auto; mine:Half has no such option"),
+        ("arm.half.cosine=0.1", "arm.half.cosine is an option of the rule auto or fedalign-verified"),
         ("arm.half.shares=0.1", "unknown key arm.half.shares; did you mean 'share'?"),
         ("arm.half=3", "arm.half must be a section [arm.half], not 3"),
         ("arm=3", "arm must hold sections [arm.NAME], not 3"),
@@ -320,7 +320,7 @@ def test_the_theory_knows_only_its_own_loss_and_optimiser(project):
 
 def test_flowers_settings_name_the_same_things(project, monkeypatch):
     monkeypatch.syspath_prepend(str(project))
-    config = {"model": "mine:net", "data": "mine:data"}
+    config = {"model": "mine:net", "data": "mine:data", "trust": "report"}
     made = Settings.read({**config, "rule": "mine:Half(share=0.3)", "epsilon": 0.4, "loss": "mine:loss(smoothing=0.1)"})
     assert (made.make_rule().share, made.make_rule().epsilon) == (0.3, 0.4)
     assert made.make_loss().keywords == {"smoothing": 0.1}
