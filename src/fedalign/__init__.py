@@ -21,6 +21,8 @@ from fedalign.aggregation.nearest_neighbour_mixing import NearestNeighbourMixing
 from fedalign.aggregation.norm_clipping import NormClipping
 from fedalign.aggregation.trimmed_mean import TrimmedMean
 from fedalign.aggregation.update_steps import ClientStep, ServerStep, UpdateContext
+from fedalign.attacks.adversary import Adversary
+from fedalign.attacks.attack import Attack
 from fedalign.callbacks import Callback, RunInfo
 from fedalign.data.federation import Client, Federation
 from fedalign.data.samples import Pool
@@ -47,10 +49,12 @@ from fedalign.training.server import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 __version__ = "0.2.0"
 
 __all__ = [
+    "Adversary",
     "AggregateContext",
     "Aggregator",
     "Align",
     "Alone",
+    "Attack",
     "AutoAlign",
     "Bernoulli",
     "Broadcast",

@@ -62,6 +62,8 @@ def test_list(capsys):
         "synth-low",
         "synth-medium",
         "synth-high",
+        "trust-synth",
+        "sign-flip",
         "priority",
         "all",
         "local",

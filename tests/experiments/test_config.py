@@ -225,7 +225,10 @@ def test_data_of_ones_own(project, data):
         ("arm.half.rule=mine:Data", "arm.half.rule is 'mine:Data', which is the class Data, not a rule"),
         ("arm.half.rule=theirs:Half", "there is no module 'theirs' beside the settings"),
         ("arm.half.rule=3", "arm.half.rule must be a text, not 3"),
-        ("arm.half.cosine=0.1", "arm.half.cosine is an option of the rule auto or fedalign-verified"),
+        (
+            "arm.half.cosine=0.1",
+            "arm.half.cosine is an option of the rule auto or fedalign-verified; mine:Half has no such option",
+        ),
         ("arm.half.shares=0.1", "unknown key arm.half.shares; did you mean 'share'?"),
         ("arm.half=3", "arm.half must be a section [arm.half], not 3"),
         ("arm=3", "arm must hold sections [arm.NAME], not 3"),

@@ -87,14 +87,20 @@ def test_verifying_clients_need_held_out_data(federation):
         server().run()
 
 
+def sizes(grid):
+    """Give the shapes of the models that clients were asked to measure."""
+    asked = [m for m in grid.sent if m.metadata.message_type == "evaluate"]
+    return [m.content["model"]["flat"].numpy().shape for m in asked]
+
+
 def test_large_questions_are_split(federation, tmp_path, monkeypatch):
-    _, server = federation(trust="verify", out=str(tmp_path / "whole"))
+    grid, server = federation(rule="all", trust="verify", out=str(tmp_path / "whole"))
     server().run()
+    assert max(sizes(grid)) > (5, 610)
     monkeypatch.setattr(measuring, "_LARGEST", 2 * 610 * 4 + 5)
-    grid, server = federation(trust="verify")
+    grid, server = federation(rule="all", trust="verify")
     server().run()
-    sizes = [m.content["model"]["flat"].numpy().shape for m in grid.sent if m.metadata.message_type == "evaluate"]
-    assert max(sizes) == (2, 610)
+    assert max(sizes(grid)) == (2, 610)
     assert history(tmp_path) == history(tmp_path, "whole")
     for key, value in weights(tmp_path, "whole").items():
         assert torch.equal(weights(tmp_path)[key], value)

@@ -62,6 +62,7 @@ def test_the_page_tells_it_and_escapes_names(plain):
     summary = {"arms": summarise({name: {0: promising(plain, 12.0, 10.0)}}, {}, set())}
     summary |= {"rounds": 3, "seeds": [0], "device": "cpu", "seconds": 1.0}
     section = {
+        "adversary": None,
         "name": "x", "description": "", "summary": summary, "headings": [], "rows": [], "note": "", "failures": [],
         "incentive": None, "promise": page._promise(summary), "theory": None, "images": [],
     }  # fmt: skip

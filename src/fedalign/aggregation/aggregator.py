@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from fedalign.aggregation.anchor import Anchor
 from fedalign.aggregation.rows import weighted_sum
 from fedalign.errors import FedalignError
 from fedalign.protocol.messages import Mix
@@ -173,7 +173,8 @@ class Aggregation:
         self._seed, self._round = seed, round
         self._received: torch.Tensor | None = None
         self._parts = [_Part(aggregator, size) for _ in mixes]
-        self._anchors = {mix.anchor: Anchor(mix.anchor, size) for mix in mixes if mix.anchor}
+        self._weights = [Anchor.weights_of(mix) for mix in mixes]
+        self._anchors = {weights: Anchor(dict(weights), size) for weights in self._weights if weights}
         self._waiting: list[tuple[int, torch.Tensor]] = []
 
     def add(self, client: int, model: torch.Tensor, received: torch.Tensor) -> None:
@@ -188,12 +189,17 @@ class Aggregation:
             self._waiting = []
 
     def _add(self, client: int, model: torch.Tensor, received: torch.Tensor) -> None:
-        for mix, part in zip(self._mixes, self._parts, strict=True):
+        same: dict[object, torch.Tensor] = {}  # what several mixes bound alike is made and held once
+        for mix, part, weights in zip(self._mixes, self._parts, self._weights, strict=True):
             if client in mix.shares:
-                moved = scaled(model, received, mix.step.get(client, 1.0), self._size)
-                if mix.anchor:
-                    moved = self._anchors[mix.anchor].bound(client, moved, received, mix.within)
-                part.add(client, moved, received, mix.shares[client])
+                step = mix.step.get(client, 1.0)
+                bounds = step, weights, mix.within
+                if bounds not in same:
+                    moved = scaled(model, received, step, self._size)
+                    same[bounds] = (
+                        self._anchors[weights].bound(client, moved, received, mix.within) if weights else moved
+                    )
+                part.add(client, same[bounds], received, mix.shares[client])
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """Return one model for each mix; raises :class:`FedalignError` if an aggregator returned something else."""
@@ -252,47 +258,6 @@ def scaled(model: torch.Tensor, received: torch.Tensor, step: float, size: int) 
     moved = model.clone()
     moved[:size] = received[:size] + (model[:size] - received[:size]) * step
     return moved
-
-
-class Anchor:
-    """Trusted clients of a mix, which bound what the other clients' updates may do."""
-
-    def __init__(self, clients: Sequence[int], size: int) -> None:
-        self._missing, self._size = set(clients), size
-        self._clients = frozenset(clients)
-        self._updates: list[torch.Tensor] = []
-        self._rest: list[torch.Tensor] = []
-        self._bounds: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether all trusted clients' models are there."""
-        return not self._missing
-
-    def add(self, client: int, model: torch.Tensor, received: torch.Tensor) -> None:
-        """Take a model, if it is a trusted client's."""
-        if client in self._missing:
-            self._missing.discard(client)
-            self._updates.append(model[: self._size] - received[: self._size])
-            self._rest.append(model[self._size :])
-
-    def bound(self, client: int, model: torch.Tensor, received: torch.Tensor, within: float) -> torch.Tensor:
-        """Return a client's model with the anchor's statistics, and its update within the anchor's bounds."""
-        if self._bounds is None:
-            stacked = torch.stack(self._updates)
-            centre = stacked.mean(0)
-            spread = stacked.std(0) if len(stacked) > 1 else centre.abs()
-            self._bounds = centre, spread, torch.stack(self._rest).mean(0)
-        centre, spread, rest = self._bounds
-        if client in self._clients:
-            return model
-        moved = model.clone()
-        moved[self._size :] = rest
-        if within < math.inf:
-            update = moved[: self._size] - received[: self._size]
-            update = torch.maximum(torch.minimum(update, centre + within * spread), centre - within * spread)
-            moved[: self._size] = received[: self._size] + update
-        return moved
 
 
 def clients_of(mixes: Iterable[Mix]) -> set[int]:

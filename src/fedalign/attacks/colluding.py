@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from fedalign.aggregation.aggregator import Aggregator
 from fedalign.attacks.attack import Attack, Scene, Updates, positive
 from fedalign.attacks.data import LabelFlip
+from fedalign.attacks.line_search import strongest_factor
 from fedalign.errors import FedalignError
 
 
@@ -30,47 +32,70 @@ class _SameForAll(Attack):
 
 
 @dataclass(frozen=True)
-class LittleIsEnough(_SameForAll):
+class _WithFactor(Attack):
+    """An attack in which all send one vector of a chosen strength. ``against`` is an aggregator, or its name."""
+
+    changes_updates: ClassVar[bool] = True
+    factor: float = 1.0
+    against: Aggregator | str | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        from fedalign.registry import AGGREGATORS
+
+        if isinstance(self.factor, bool) or not isinstance(self.factor, int | float) or not math.isfinite(self.factor):
+            raise FedalignError(f"factor must be a finite number, not {self.factor!r}")
+        aggregator = AGGREGATORS.accept("against", self.against)
+        if not isinstance(aggregator, Aggregator | None):
+            raise FedalignError(f"against must be an aggregator or its name, not {self.against!r}")
+        object.__setattr__(self, "against", aggregator)
+
+    def send(self, updates: Updates, scene: Scene) -> Mapping[int, torch.Tensor]:
+        """Return one vector for all; with ``against``, of the factor that harms that aggregator most."""
+        factor = self.factor
+        if isinstance(self.against, Aggregator):
+            factor = strongest_factor(self.against, updates.known, len(updates.own), self.crafted)
+        return dict.fromkeys(updates.own, self.crafted(updates.known, factor))
+
+    def crafted(self, known: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return the vector of a factor, given honest updates in rows."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LittleIsEnough(_WithFactor):
     """ALIE: the honest mean, moved by ``factor`` standard deviations in every coordinate.
 
     Baruch, Baruch and Goldberg, "A Little Is Enough: Circumventing Defenses For Distributed Learning" (2019,
-    arXiv:1902.06156).
+    arXiv:1902.06156). With ``against``, an aggregator or its name, the factor is searched that moves that aggregate of
+    honest and crafted updates farthest from the honest mean.
 
-    >>> LittleIsEnough(factor=1.0).crafted(torch.tensor([[0.0], [2.0]]))
+    >>> LittleIsEnough().crafted(torch.tensor([[0.0], [2.0]]), factor=1.0)
     tensor([2.4142])
     """
 
     factor: float = 1.5
 
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.factor):
-            raise FedalignError(f"factor must be a finite number, not {self.factor!r}")
-
-    def crafted(self, known: torch.Tensor) -> torch.Tensor:
+    def crafted(self, known: torch.Tensor, factor: float) -> torch.Tensor:
         """Return ``mean + factor · std``."""
-        return known.mean(0) + self.factor * _spread(known)
+        return known.mean(0) + factor * _spread(known)
 
 
 @dataclass(frozen=True)
-class InnerProduct(_SameForAll):
+class InnerProduct(_WithFactor):
     """IPM: the opposite of the honest mean, ``factor`` times as long.
 
     Xie, Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation" (2019,
-    arXiv:1903.03936).
+    arXiv:1903.03936). ``against`` is as in :class:`LittleIsEnough`.
 
-    >>> InnerProduct(factor=2.0).crafted(torch.tensor([[1.0], [3.0]]))
+    >>> InnerProduct().crafted(torch.tensor([[1.0], [3.0]]), factor=2.0)
     tensor([-4.])
     """
 
     factor: float = 2.0
 
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.factor):
-            raise FedalignError(f"factor must be a finite number, not {self.factor!r}")
-
-    def crafted(self, known: torch.Tensor) -> torch.Tensor:
+    def crafted(self, known: torch.Tensor, factor: float) -> torch.Tensor:
         """Return ``−factor · mean``."""
-        return known.mean(0) * -self.factor
+        return known.mean(0) * -factor
 
 
 @dataclass(frozen=True)

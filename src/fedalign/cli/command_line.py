@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from fedalign.cli import data, flower, overview, paper, report, run, theory
+from fedalign.cli import data, flower, overview, paper, redteam, report, run, theory
 from fedalign.cli.notices import error_console
 from fedalign.cli.options import BAD_INPUT, INTERRUPTED, Parser
 from fedalign.errors import FedalignError
@@ -49,6 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="fedalign", description="Prioritized federated learning with FedALIGN.")
     parser.add_argument("--version", action="version", version=f"fedalign {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for module in (overview, run, report, paper, data, theory, flower):
+    for module in (overview, run, redteam, report, paper, data, theory, flower):
         module.add(commands)
     return parser

@@ -46,6 +46,15 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quiet", action="store_true", help="show no progress and no tables, only the output folder")
 
 
+def count(number: int, noun: str) -> str:
+    """Write a number with its noun.
+
+    >>> count(1, "arm"), count(1200, "run")
+    ('1 arm', '1,200 runs')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def overrides_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that the options of a command change, by name."""
     found: dict[str, Any] = {}

@@ -48,6 +48,7 @@ def _list(options: argparse.Namespace) -> int:
         "participation": registry.PARTICIPATION.descriptions(),
         "client_steps": registry.CLIENT_STEPS.descriptions(),
         "server_steps": registry.SERVER_STEPS.descriptions(),
+        "adversary": registry.ATTACKS.descriptions(),
         "trackers": registry.CALLBACKS.descriptions(),
     }
     for heading, entries in blocks.items():

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedalign.cli.notices import error_console, printed_notes
-from fedalign.cli.options import DIVERGED, add_run_options, overrides_of
+from fedalign.cli.options import DIVERGED, add_run_options, count, overrides_of
 from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def simulate(
         )
         notes += prepared.notes
     console.print(
-        f"[bold]{escape(experiment.name)}[/]: {_count(len(experiment.arms), 'arm')} × "
-        f"{_count(len(experiment.seeds), 'seed')}, {_count(experiment.rounds, 'round')}, "
+        f"[bold]{escape(experiment.name)}[/]: {count(len(experiment.arms), 'arm')} × "
+        f"{count(len(experiment.seeds), 'seed')}, {count(experiment.rounds, 'round')}, "
         f"on {prepared.device}; output in {escape(str(folder))}"
     )
     if resume:
@@ -108,7 +108,3 @@ def simulate(
         for seed, message in failed.items():
             error_console().print(f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}")
     return outcome
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

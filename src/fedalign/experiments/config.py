@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import attrs
 
+from fedalign.attacks.settings import resolve_adversary
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.arms import ARMS, NAME, resolve_arm
 from fedalign.experiments.experiment import Experiment
@@ -32,7 +33,7 @@ from fedalign.training.schedules import Schedule
 
 __all__ = ["ARMS", "Experiment", "load", "shipped"]
 
-_SECTIONS = ("data", "model", "local", "participation", "server", "arm")
+_SECTIONS = ("data", "model", "local", "participation", "server", "adversary", "arm")
 _LISTS = {"client_steps": CLIENT_STEPS, "server_steps": SERVER_STEPS, "trackers": CALLBACKS}
 _NAMED = ("loss", "aggregator", *_LISTS)  # texts, tables or lists of them, which the registry reads
 
@@ -163,6 +164,8 @@ def _resolve(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     settings["aggregator"] = AGGREGATORS.resolve("aggregator", table.get("aggregator", "mean"), folder)
     for key, registry in _LISTS.items():
         settings[key] = registry.resolve_all(key, table.get(key, []), folder)
+    if "adversary" in table:
+        settings["adversary"] = resolve_adversary(table["adversary"], folder)
     own_arms = {name: resolve_arm(name, own, folder) for name, own in _arms(table).items()}
     if own_arms:
         settings["arm"] = own_arms

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedalign.attacks.adversary import Adversary
+from fedalign.attacks.settings import make_adversary
 from fedalign.callbacks import Callback
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
@@ -61,6 +63,8 @@ class Experiment:
         self._server = SERVER_OPTIMIZERS.make(settings["server"], folder)
         loss = settings["loss"]
         self.loss: PerSampleLoss = LOSSES.make({"kind": loss} if isinstance(loss, str) else loss, folder)
+        adversary = settings.get("adversary")
+        self.adversary: Adversary | None = None if adversary is None else make_adversary(adversary, folder)
         self.device: str = settings["device"]
         self.tf32: bool = settings["tf32"]
         self.trackers: list[dict[str, Any]] = settings["trackers"]
@@ -132,6 +136,7 @@ class Experiment:
             aggregator=self.aggregator,
             client_steps=self.client_steps,
             server_steps=self.server_steps,
+            adversary=self.adversary,
             free_cap=self.settings["free_cap"],
             free_total=self.settings["free_total"],
             callbacks=[] if theory is None or isinstance(rule, Alone) else [theory.for_run()],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,12 @@ from typing import Any, Literal
 import tomli_w
 import torch
 
+from fedalign.attacks.adversary import Adversary
+from fedalign.attacks.hostile import hostile_clients
 from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError
 from fedalign.experiments.config import Experiment, load
+from fedalign.experiments.config_file import check_same, read_settings
 from fedalign.experiments.recorder import Recorder
 from fedalign.experiments.store import Checkpoint, RunStore, write_atomically
 from fedalign.experiments.summary import incentive, summarise
@@ -85,7 +87,7 @@ def prepare(
     if resume:
         notes += _check_same(experiment, folder, chosen)
     elif folder.is_dir() and (folder / "config.toml").exists():
-        held = _read_settings(folder).get("name", "another experiment")
+        held = read_settings(folder).get("name", "another experiment")
         raise FedalignError(
             f"{folder} already holds a run of {held!r}; continue it with --resume, or choose another --out"
         )
@@ -153,6 +155,8 @@ def execute(prepared: Prepared) -> Outcome:
         "seconds": round(earlier + time.monotonic() - began, 3),
         "arms": summarise(histories, diverged, {arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)}),
     }
+    if experiment.adversary is not None:
+        summary["hostile"] = _hostile(experiment.adversary, prepared.runs)
     if experiment.settings["theory"]:
         from fedalign.theory.comparison import summarise as theory_of
 
@@ -165,6 +169,15 @@ def execute(prepared: Prepared) -> Outcome:
         summary["incentive"] = incentive(tests, alone)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
     return Outcome(summary, histories, diverged)
+
+
+def _hostile(adversary: Adversary, runs: Sequence[tuple[str, int, RunSpec]]) -> dict[str, list[str]]:
+    """Name the hostile clients of every seed."""
+    rosters = {seed: spec.federation.roster for _, seed, spec in runs}
+    return {
+        str(seed): [roster.names[k] for k in sorted(hostile_clients(adversary, roster, seed))]
+        for seed, roster in rosters.items()
+    }
 
 
 def _has_rounds(folder: Path) -> bool:
@@ -216,17 +229,10 @@ def latest_folder(name: str, parent: Path = Path("runs")) -> Path:
 def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> list[str]:
     if not (folder / "config.toml").exists():
         raise FedalignError(f"{folder} holds no run to resume (there is no config.toml in it)")
-    _read_settings(folder)
+    read_settings(folder)
     # Read as an experiment, settings that are newer than the run have their defaults.
     before = load(str(folder / "config.toml"), folder=experiment.folder)
-    old, new = _flatten(before.settings), _flatten(_settings(experiment, device))
-    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "device")
-    if changed:
-        shown = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)
-        raise FedalignError(f"{folder} was run with other settings, so it cannot be resumed with these: {shown}")
-    if old.get("device") != new.get("device"):
-        return [f"the run began on {old.get('device')} and continues on {new.get('device')}: the last bits may differ"]
-    return []
+    return check_same(folder, before.settings, _settings(experiment, device))
 
 
 def _common_points(stores: Sequence[RunStore]) -> tuple[list[Checkpoint | None], list[str]]:
@@ -270,24 +276,6 @@ def _open_folder(prepared: Prepared) -> None:
 
 def _settings(experiment: Experiment, device: torch.device) -> dict[str, Any]:
     return {**experiment.settings, "device": device.type}
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    path = folder / "config.toml"
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedalignError(f"{path} is damaged: {error}") from error
-
-
-def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _earlier_seconds(folder: Path) -> float:

@@ -16,8 +16,9 @@ def summarise(
 
     ``std`` is the sample standard deviation over seeds. ``admitted_mean`` is the mean number of admitted free clients
     over all rounds and seeds. ``models_up``, ``models_down`` and ``samples`` (trained on, passes included) are a run's
-    totals, averaged over seeds. ``alone`` marks arms without a shared model. ``promise`` is about the last round, and
-    None for arms that do not compare the served model with the priority-only model.
+    totals, averaged over seeds. ``alone`` marks arms without a shared model. ``attack_success`` is given where hostile
+    clients plant a backdoor. ``promise`` is about the last round, and None for arms that do not compare the served
+    model with the priority-only model.
     """
     arms = {}
     for arm, runs in histories.items():
@@ -35,6 +36,8 @@ def summarise(
             "alone": arm in alone,
             "diverged": {str(seed): message for seed, message in failed.items()},
         }
+        if any(r.attack_success is not None for h in runs.values() for r in h.rounds):
+            arms[arm]["attack_success"] = _over_seeds(runs, alive, "attack_success")
     return arms
 
 

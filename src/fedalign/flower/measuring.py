@@ -69,7 +69,7 @@ class Measuring:
         Clients that have more models than fit in a message get them in several exchanges.
         """
         found: dict[tuple[int, str, int], Measure | None] = {}
-        most = most_models(next(iter(models.values()))[0]) if models else 1
+        most = most_models(next(iter(models.values()))[0], _LARGEST) if models else 1
         for first in range(0, max(map(len, models.values()), default=0), most):
             parts = {k: own[first : first + most] for k, own in models.items() if own[first:]}
             answers = self._exchange(MEASURE, {k: self._question(k, part, splits) for k, part in parts.items()}, splits)
@@ -87,7 +87,7 @@ class Measuring:
         return content
 
 
-def most_models(model: torch.Tensor, largest: int = _LARGEST) -> int:
+def most_models(model: torch.Tensor, largest: int) -> int:
     """Return how many models of this size fit in a message of ``largest`` bytes: at least one.
 
     >>> most_models(torch.zeros(1000), largest=10_000)

@@ -5,20 +5,61 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median, quantiles
 from typing import Any
 
-from fedalign.protocol.aggregate import mix_of, weighted_mean
+from fedalign.protocol.aggregate import mix_of, shares, weighted_mean
 from fedalign.protocol.candidates import Option
 from fedalign.protocol.messages import Aggregate, Evaluate, Mix, Request
 from fedalign.protocol.plan import Plan
+from fedalign.protocol.roster import Roster
 from fedalign.protocol.round_log import RoundLog
 from fedalign.rules.rule import Offer, Selection
 from fedalign.rules.verified import Verified
 from fedalign.training.server import ServerModel
 
-_NEWEST = 0.3  # weight of a round in a client's reputation
+_NEWEST = 0.1  # weight of a round in a client's reputation
+_ZERO = "its update is zero"
 _OUTLIER = 3.0  # distances from the median to the lower quartile
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What free clients' updates do to the priority clients' loss: relative changes, of which negative ones help.
+
+    ``limit`` is the largest change when one of the priority clients is missing: as much as a trusted client matters.
+    """
+
+    changes: Mapping[int, float]
+    limit: float
+
+    def trusted(self, reputation: Mapping[int, float]) -> set[int]:
+        """Return the clients to train on: no outliers, and none that harms more than a missing priority client.
+
+        Neither this round's change nor the reputation may be an outlier.
+
+        >>> changes = dict(enumerate((-0.03, -0.02, -0.02, -0.01, -0.01, 0.3)))
+        >>> sorted(Contributions(changes, math.inf).trusted(changes))
+        [0, 1, 2, 3, 4]
+        """
+        known = {k: reputation[k] for k in self.changes}
+        now, past = min(self.limit, usual_limit(self.changes)), min(self.limit, usual_limit(known))
+        return {k for k, change in self.changes.items() if change <= now and known[k] <= past}
+
+
+def usual_limit(values: Mapping[int, float]) -> float:
+    """Return where outliers begin: the median plus three times its distance to the lower quartile.
+
+    As long as fewer than half of the clients are hostile, honest ones set both. Fewer than four values have no limit.
+
+    >>> usual_limit({1: 0.0, 2: 1.0, 3: 2.0, 4: 3.0, 5: 90.0})
+    5.0
+    """
+    if len(values) < 4:
+        return math.inf
+    lower, middle, _ = quantiles(values.values(), n=4, method="inclusive")
+    return middle + _OUTLIER * (middle - lower)
 
 
 @dataclass(frozen=True)
@@ -49,7 +90,16 @@ class Verification:
         clients = tuple(k for k in proposed.clients if offers[k].length > 0)
         longest = {k: rule.length * usual / offers[k].length for k in clients}
         step = {k: min(proposed.step.get(k, 1.0), longest[k]) for k in clients}
-        return cls(plan, rule, log, before, evaluators, replace(proposed, clients=clients), step)
+        reasons = {**proposed.reasons, **{k: _ZERO for k in proposed.clients if k not in clients}}
+        return cls(plan, rule, log, before, evaluators, replace(proposed, clients=clients, reasons=reasons), step)
+
+    @cached_property
+    def _capped(self) -> Roster:
+        """The roster with the rule's bounds on the weights of free clients: nobody can check their sample counts."""
+        roster = self.log.roster
+        each = self.rule.each / sum(roster.priority)
+        total = min(roster.free_total, self.rule.total)
+        return replace(roster, free_cap=min(roster.free_cap, each), free_total=total)
 
     def mix(self, clients: Iterable[int], weight: Mapping[int, float] | None = None) -> Mix:
         """Describe the aggregate of the priority clients and some free clients, within the rule's bounds."""
@@ -59,19 +109,19 @@ class Verification:
             weight={k: w for k, w in (self.proposed.weight if weight is None else weight).items() if k in chosen},
             scale={k: s for k, s in self.proposed.scale.items() if k in chosen and weight is None},
         )
-        capped = replace(self.log.roster, free_total=min(self.log.roster.free_total, self.rule.total))
-        mix = mix_of(replace(self.log.present, roster=capped), self.log.trained, selection)
+        mix = mix_of(replace(self.log.present, roster=self._capped), self.log.trained, selection)
         if not chosen:
             return mix
         step = {k: self.step[k] for k in chosen}
         return Mix(mix.shares, step, tuple(sorted(self.log.trained)), self.rule.within)
 
-    def measure(self, mixes: Sequence[Mix]) -> Generator[Request, Any, list[Option]]:
+    def measure(self, mixes: Sequence[Mix], again: bool = False) -> Generator[Request, Any, list[Option]]:
         """Aggregate mixes, and let the evaluators measure the models that the server would move to.
 
-        Evaluators that did not measure every model are left out, so that none is favoured.
+        Evaluators that did not measure every model are left out, so that none is favoured. ``again`` announces more
+        aggregates of the same updates.
         """
-        aggregated = yield Aggregate(tuple(mixes))
+        aggregated = yield Aggregate(tuple(mixes), again)
         self.log.refuse(aggregated.refused)  # updates were checked when they were compared: training has diverged
         servers = [self.before.step(mean, self.plan.server) for mean in aggregated.models]
         asked = tuple((server.weights, self.evaluators) for server in servers)
@@ -88,25 +138,37 @@ class Verification:
         loss = weighted_mean(self.log.roster, option.measures)[0] if option.measures else math.inf
         return loss if math.isfinite(loss) else math.inf
 
-    def contributions(self, round: int) -> Generator[Request, Any, dict[int, float]]:
-        """Measure the priority clients' aggregate with and without each free client.
+    def contributions(self, round: int) -> Generator[Request, Any, Contributions]:
+        """Measure the priority clients' aggregate with and without each free client, and without each of their own.
 
-        Return the relative changes of their loss: negative ones help. All probed clients have the same weight, whatever
-        sample counts they claim. If more than ``probes`` clients are proposed, they take turns.
+        All probed clients have the same weight, whatever sample counts they claim. If more than ``probes`` clients are
+        proposed, they take turns. If no evaluator answers, no contribution is known.
         """
         probed = _turn(self.proposed.clients, self.rule.probes, round)
         if not probed:
-            return {}
-        alike = 1 / len(self.log.trained)
-        alone, *joined = yield from self.measure([self.mix(()), *(self.mix((k,), {k: alike}) for k in probed)])
-        return {k: _change(self.loss(one), self.loss(alone)) for k, one in zip(probed, joined, strict=True)}
+            return Contributions({}, 0.0)
+        trained = self.log.trained
+        alike = 1 / len(trained)
+        others = [[j for j in trained if j != k] for k in trained] if len(trained) > 1 else []
+        mixes = [
+            self.mix(()),
+            *(Mix(shares(self.log.present, some)) for some in others),
+            *(self.mix((k,), {k: alike}) for k in probed),
+        ]
+        measured = yield from self.measure(mixes, again=True)
+        if not measured[0].measures:
+            return Contributions({}, 0.0)
+        alone, *changed = [self.loss(one) for one in measured]
+        changes = [_change(loss, alone) for loss in changed]
+        limit = max(0.0, *changes[: len(others)]) if others else math.inf
+        return Contributions(dict(zip(probed, changes[len(others) :], strict=True)), limit)
 
 
 def reputations(before: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
     """Average contributions over the rounds; clients that were not measured keep their reputation.
 
     >>> reputations({3: -0.1, 5: 0.4}, {3: 0.1})
-    {3: -0.04, 5: 0.4}
+    {3: -0.08, 5: 0.4}
     """
     new = {k: change if k not in before else _smooth(before[k], change) for k, change in now.items()}
     return {**before, **new}
@@ -121,33 +183,17 @@ def order(now: Mapping[int, float], reputation: Mapping[int, float]) -> list[int
     return sorted(now, key=lambda k: (max(now[k], reputation[k]), now[k], k))
 
 
-def usual(now: Mapping[int, float], reputation: Mapping[int, float]) -> set[int]:
-    """Return the clients whose contribution is no outlier among those of the better half.
-
-    The limit is the median plus three times its distance to the lower quartile. As long as fewer than half of the
-    clients are hostile, honest ones set both.
-
-    >>> now = dict(enumerate((-0.03, -0.02, -0.02, -0.01, -0.01, 0.3)))
-    >>> sorted(usual(now, dict.fromkeys(now, -1.0)))
-    [0, 1, 2, 3, 4]
-    """
-    scores = {k: max(now[k], reputation[k]) for k in now}
-    if len(scores) < 4:  # too few for quartiles
-        return {k for k, score in scores.items() if score <= 0}
-    lower, middle, _ = quantiles(scores.values(), n=4, method="inclusive")
-    return {k for k, score in scores.items() if score <= middle + _OUTLIER * (middle - lower)}
-
-
 def _smooth(before: float, now: float) -> float:
     return round((1 - _NEWEST) * before + _NEWEST * now, 12)
 
 
 def _turn(clients: Sequence[int], most: int, round: int) -> list[int]:
     """Return the clients to measure in a round: all of them, or ``most``, so that all have their turn."""
-    if len(clients) <= most:
-        return list(clients)
-    start = round * most % len(clients)
-    return sorted([*clients, *clients][start : start + most])
+    ordered = sorted(clients)  # a rule's order may follow what clients report
+    if len(ordered) <= most:
+        return ordered
+    start = round * most % len(ordered)
+    return sorted([*ordered, *ordered][start : start + most])
 
 
 def _change(loss: float, alone: float) -> float:

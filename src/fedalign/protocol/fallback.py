@@ -32,7 +32,7 @@ def assess(
     """Update the smoothed deficit of the choice, by the clients that measured both models.
 
     With ``credit``, rounds in which the choice was better make up for later ones. Without, the deficit is never
-    negative, and a choice whose loss is higher is behind at once.
+    negative, and a choice is behind at once if its loss is higher, or if no client measured both models.
 
     >>> roster, one = Roster(("a",), (True,), (10,)), {0: Measure(1.0, 0.6, 10)}
     >>> assess(roster, Fallback(apart=True), one, {0: Measure(1.0, 0.7, 10)}).behind
@@ -40,7 +40,7 @@ def assess(
     """
     both = [k for k in chosen if k in priority_only]
     if not both:
-        return replace(before, apart=True)
+        return replace(before, apart=True) if credit else Fallback(True, deficit=before.deficit, behind=True)
     loss, accuracy = weighted_mean(roster, {k: chosen[k] for k in both})
     own_loss, own_accuracy = weighted_mean(roster, {k: priority_only[k] for k in both})
     if not math.isfinite(loss) or not math.isfinite(own_loss):

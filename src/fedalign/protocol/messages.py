@@ -154,9 +154,13 @@ class Mix:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate updates of the last :class:`Invite`, once for each mix. The reply is :class:`Aggregated`."""
+    """Aggregate updates of the last :class:`Invite`, once for each mix. The reply is :class:`Aggregated`.
+
+    With ``again``, another aggregate of the same updates follows, so a driver keeps those that it has compared.
+    """
 
     mixes: tuple[Mix, ...]
+    again: bool = False
 
 
 @dataclass(frozen=True)

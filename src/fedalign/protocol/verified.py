@@ -19,7 +19,7 @@ from fedalign.errors import DivergedError
 from fedalign.protocol.aggregate import check_selection
 from fedalign.protocol.autoalign import AutoState, compare_with_priority_only, train_priority_only
 from fedalign.protocol.candidates import Choice, Option
-from fedalign.protocol.contributions import Verification, order, reputations, usual
+from fedalign.protocol.contributions import Contributions, Verification, order, reputations
 from fedalign.protocol.fedalign import Offers, broadcast, invite
 from fedalign.protocol.messages import Request, Result, RoundDone, Run, Snapshot, WhoIsThere
 from fedalign.protocol.plan import Plan
@@ -31,6 +31,7 @@ from fedalign.rules.auto import sizes
 from fedalign.rules.rule import Broadcast, Selection
 
 _EXCLUDED = "the priority clients are better off alone"
+_NOT_MEASURED = "not measured in this round"
 _FAR_BEHIND = 0.02  # of the loss: training begins again from the priority-only model
 _GROWTH = 1.05  # of the breadth, in every round that is not behind
 
@@ -109,19 +110,22 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
     evaluators = (drawn.priority if drawn is not None else ()) or answered
     proposed = check_selection(plan.rule, plan.rule.select(offers, sent), offers)
     verification = Verification.of_round(plan, log, models.training, evaluators, proposed, offers)
-    now = yield from verification.contributions(t)
-    reputation = reputations(state.reputation, now)
-    choice = yield from _choose(verification, now, reputation, state.breadth, offers, sent)
+    found = yield from verification.contributions(t)
+    now, reputation = found.changes, reputations(state.reputation, found.changes)
+    choice = yield from _choose(verification, found, reputation, state.breadth, offers, sent)
     new = VerifiedState(_models(models, choice), reputation, state.breadth, state.promise)
     served = own = choice.options[choice.served]
+    training = choice.options[choice.training]
     if models.priority_only is not None or choice.served or choice.training:
         own = yield from train_priority_only(plan, models, choice, answered, sent, log)
         fallback = yield from compare_with_priority_only(plan, models, choice, own, evaluators, log, credit=False)
         new = _after_comparison(new, own, fallback, verification.loss(served))
         if fallback.behind:
-            choice = replace(choice, selection=replace(choice.selection, reasons=_reasons(now, served.shares)))
+            choice = replace(
+                choice, selection=replace(choice.selection, reasons=_reasons(verification, now, served.shares))
+            )
             served = own
-    training = choice.options[choice.training]
+            training = own if new.models.priority_only is None else training  # training begins again from it
     log.admitted(choice.selection, served.shares, (training.shares, choice.training_reasons))
     if not verification.rule.promise:
         return new
@@ -134,14 +138,14 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
 
 
 def _choose(
-    verification: Verification, now: Mapping[int, float], reputation: Mapping[int, float], breadth: float,
+    verification: Verification, found: Contributions, reputation: Mapping[int, float], breadth: float,
     offers: Offers, sent: Broadcast,
 ) -> Generator[Request, Any, Choice]:  # fmt: skip
     """Measure the aggregates of the best clients, and choose the one to serve and the one to train on."""
     rule, log = verification.rule, verification.log
-    best_first = order(now, reputation)
+    best_first = order(found.changes, reputation)
     sets = [(), *(tuple(sorted(best_first[:size])) for size in sizes(len(best_first)))]
-    trusted = usual(now, reputation).intersection(best_first[: math.ceil(breadth * len(best_first))])
+    trusted = found.trusted(reputation).intersection(best_first[: math.ceil(breadth * len(best_first))])
     broad = tuple(sorted(k for k in trusted if offers[k].cosine >= rule.cosine))
     if broad not in sets:
         sets.append(broad)
@@ -149,13 +153,14 @@ def _choose(
     losses = [verification.loss(one) for one in measured]
     served = min(range(len(sets)), key=lambda i: (losses[i], len(sets[i])))
     limit = (1 + rule.tolerance) * max(sent.loss, losses[served])
-    training = _largest(sets, [loss <= limit and set(broad).issuperset(sets[i]) for i, loss in enumerate(losses)])
+    harmless = [loss <= limit < math.inf for loss in losses]  # an infinite limit: nobody measured anything
+    training = _largest(sets, [ok and set(broad).issuperset(one) for one, ok in zip(sets, harmless, strict=True)])
     log.tried = tuple(
         Tried(None, len(clients), loss if math.isfinite(loss) else None, i == served)
         for i, (clients, loss) in enumerate(zip(sets, losses, strict=True))
     )
     options = {i: measured[i] for i in {0, served, training}}
-    reasons = _reasons(now)
+    reasons = _reasons(verification, found.changes)
     return Choice(options, served, training, 0, Selection(sets[served], reasons=reasons), reasons)
 
 
@@ -166,7 +171,8 @@ def _largest(sets: Sequence[tuple[int, ...]], allowed: Sequence[bool]) -> int:
 
 def _models(before: AutoState, choice: Choice) -> AutoState:
     served, training = choice.options[choice.served], choice.options[choice.training]
-    return AutoState(served.server.weights, training.server, choice.training != choice.served, None, before.fallback)
+    fallback = Fallback(deficit=before.fallback.deficit)  # nothing is compared yet in this round
+    return AutoState(served.server.weights, training.server, choice.training != choice.served, None, fallback)
 
 
 def _after_comparison(state: VerifiedState, own: Option, fallback: Fallback, loss: float) -> VerifiedState:
@@ -189,6 +195,11 @@ def _restarted(state: VerifiedState) -> VerifiedState:
     return replace(state, models=restarted)
 
 
-def _reasons(now: Mapping[int, float], behind: Mapping[int, float] | None = None) -> dict[int, str]:
+def _reasons(
+    verification: Verification, now: Mapping[int, float], behind: Mapping[int, float] | None = None
+) -> dict[int, str]:
+    """Say what was measured; of clients that were not, what the inner rule or the bounds on updates say."""
+    waiting = dict.fromkeys(verification.proposed.clients, _NOT_MEASURED)
     measured = {k: f"with it, the priority clients' loss changes by {100 * change:+.2g} %" for k, change in now.items()}
-    return {k: f"{text}; {_EXCLUDED}" if behind and k in behind else text for k, text in measured.items()}
+    excluded = {k: f"{text}; {_EXCLUDED}" for k, text in measured.items() if behind and k in behind}
+    return {**verification.proposed.reasons, **waiting, **measured, **excluded}

@@ -20,9 +20,13 @@ def chosen_epsilon(runs: Mapping[int, History], title: str) -> Figure | None:
     """Plot the ε of the chosen candidate in every round, one colour for each seed.
 
     A cross at ε = 0 marks a round in which the fallback, the priority-only model, was served instead. Returns None
-    if no round had candidates.
+    if no round had candidates with an ε.
     """
-    histories = {seed: history for seed, history in runs.items() if any(r.tried for r in history.rounds)}
+    histories = {
+        seed: history
+        for seed, history in runs.items()
+        if any(one.epsilon is not None for r in history.rounds for one in r.tried)
+    }
     if not histories:
         return None
     figure, axes = figure_of(height=4.4)

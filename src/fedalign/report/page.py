@@ -18,7 +18,7 @@ from fedalign.errors import FedalignError
 from fedalign.report import plot_style, promise_table, theory_table
 from fedalign.report.gallery import gallery
 from fedalign.report.read_runs import RunFolder
-from fedalign.report.table import HEADINGS, INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, NOTE, incentive_rows, rows
+from fedalign.report.table import INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, NOTE, headings, incentive_rows, rows
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,12 @@ def write_report(runs: Sequence[RunFolder], folder: Path) -> Report:
 
 def render_page(sections: Sequence[dict[str, Any]]) -> str:
     """Render the HTML page; a section is what ``templates/run.html.j2`` needs for one run."""
-    environment = jinja2.Environment(
+    return environment().get_template("report.html.j2").render(sections=sections)
+
+
+def environment() -> jinja2.Environment:
+    """Return the environment that renders the package's templates, with autoescape on."""
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("fedalign.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -63,7 +68,6 @@ def render_page(sections: Sequence[dict[str, Any]]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("report.html.j2").render(sections=sections)
 
 
 def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]:
@@ -71,8 +75,9 @@ def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]
     return {
         "name": run.name,
         "description": run.settings["description"],
+        "adversary": _adversary(run.settings),
         "summary": summary,
-        "headings": HEADINGS,
+        "headings": headings(summary),
         "rows": [{"cells": cells, "best": best} for *cells, best in rows(summary)],
         "note": NOTE,
         "failures": [
@@ -85,6 +90,13 @@ def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]
         "theory": _theory(summary),
         "images": images,
     }
+
+
+def _adversary(settings: dict[str, Any]) -> str | None:
+    """Describe the run's hostile clients; None without any."""
+    from fedalign.attacks.settings import in_words
+
+    return in_words(settings["adversary"]) if "adversary" in settings else None
 
 
 def _incentive(summary: dict[str, Any]) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+SUCCESS = "backdoor %"
 HEADINGS = ("arm", "accuracy %", "loss", "admitted", "models up", "models down")
 NOTE = "Bold: the best shared model. Arms that train a model for each client (local) are not ranked."
 INCENTIVE = ("arm", "shared model %", "local model %", "better off", "free clients")
@@ -13,14 +14,20 @@ INCENTIVE_TITLE = "Is a free client better off with the shared model than traini
 INCENTIVE_NOTE = "Accuracy of free clients on their own test data after the last round: mean over clients and seeds."
 
 
-def rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str, str, str, bool]]:
-    """Return the cells of each arm as text, and whether the arm has the best shared model.
+def headings(summary: dict[str, Any]) -> tuple[str, ...]:
+    """Return the headings of the cells that :func:`rows` gives: a backdoor's success only where there is one."""
+    return (*HEADINGS, SUCCESS) if _has_backdoor(summary) else HEADINGS
+
+
+def rows(summary: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the cells of each arm as text, and last whether the arm has the best shared model.
 
     ``summary`` is the content of ``summary.json``. The best model has the highest test accuracy or, if there are no
     accuracies, the lowest test loss.
     """
     arms: dict[str, Any] = summary["arms"]
     best = _best(arms)
+    nothing: dict[str, Any] = {"mean": None, "std": None, "per_seed": []}
     return [
         (
             arm,
@@ -29,6 +36,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str, str, str, bo
             _number(figures["admitted_mean"], 1),
             _number(figures["models_up"], 0),
             _number(figures["models_down"], 0),
+            *([_spread(figures.get("attack_success", nothing), 100, 1)] if _has_backdoor(summary) else []),
             arm == best,
         )
         for arm, figures in arms.items()
@@ -41,10 +49,12 @@ def terminal_table(summary: dict[str, Any]) -> Table:
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     caption = f"Test data of the priority clients, last 10 rounds, {over}. {NOTE}"
     table = Table(title=f"{summary['experiment']}, {summary['rounds']} rounds", caption=caption)
-    for index, heading in enumerate(HEADINGS):
+    # With a backdoor's success, the costs have no room in a terminal of 80 columns.
+    shown = [(n, text) for n, text in enumerate(headings(summary)) if not (_has_backdoor(summary) and "models" in text)]
+    for index, heading in shown:
         table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
     for *cells, best in rows(summary):
-        table.add_row(*[str(cell) for cell in cells], style="bold green" if best else None)
+        table.add_row(*[str(cells[index]) for index, _ in shown], style="bold green" if best else None)
     return table
 
 
@@ -70,6 +80,10 @@ def incentive_table(summary: dict[str, Any]) -> Table | None:
     for cells in found:
         table.add_row(*cells)
     return table
+
+
+def _has_backdoor(summary: dict[str, Any]) -> bool:
+    return any("attack_success" in figures for figures in summary["arms"].values())
 
 
 def _best(arms: dict[str, Any]) -> str | None:

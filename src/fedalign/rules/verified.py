@@ -25,8 +25,9 @@ class Verified(Rule):
 
     ``rule`` proposes; by default everybody may join. Updates of free clients are shortened to ``length`` times the
     median length of the priority clients' updates, and every coordinate is kept ``within`` so many standard deviations
-    of the priority clients' mean update. All free clients together weigh at most ``total`` times as much as the
-    priority clients. These then measure, on held-out data, their own aggregate with and without each free client
+    of the priority clients' mean update. A free client weighs at most ``each`` times as much as the average priority
+    client, whatever sample count it claims, and all of them together at most ``total`` times as much as the priority
+    clients. These then measure, on held-out data, their own aggregate with and without each free client
     (``probes`` clients a round, by turns), and the aggregates of the best 1, 2, 3, 4, 6, 8, … clients. The best one is
     served. The next round trains on from the largest of them that does not raise the priority clients' loss by more
     than the part ``tolerance``, and has no client whose update's cosine with theirs is below ``cosine``.
@@ -46,8 +47,9 @@ class Verified(Rule):
     rule: Rule = field(default_factory=Everyone)
     length: float = 2.0
     within: float = 8.0
+    each: float = 2.0
     total: float = 10.0
-    tolerance: float = 0.02
+    tolerance: float = 1.0
     cosine: float = -0.1
     probes: int = 64
     promise: bool = True
@@ -59,10 +61,12 @@ class Verified(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Rule) or isinstance(self.rule, Verified):
             raise FedalignError(f"Verified verifies another rule, not {self.rule!r}")
-        for name in ("length", "within", "total"):
-            _check_number(name, getattr(self, name), above=0.0)
-        _check_number("tolerance", self.tolerance, above=-math.inf)
-        if not -1 <= self.cosine <= 1:
+        for name in ("length", "within", "each", "total"):
+            if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
+                raise FedalignError(f"Verified's {name} must be a number above 0, not {getattr(self, name)!r}")
+        if not _is_number(self.tolerance) or not 0 <= self.tolerance < math.inf:
+            raise FedalignError(f"Verified's tolerance must be a finite number, 0 or more, not {self.tolerance!r}")
+        if not _is_number(self.cosine) or not -1 <= self.cosine <= 1:
             raise FedalignError(f"Verified's cosine must be from -1 to 1, not {self.cosine!r}")
         if isinstance(self.probes, bool) or not isinstance(self.probes, numbers.Integral) or self.probes < 1:
             raise FedalignError(f"Verified's probes must be a whole number of at least 1, not {self.probes!r}")
@@ -128,6 +132,5 @@ def with_trust(rule: Rule, trust: Trust) -> Rule:
     return verify(rule) if trust == "verify" else rule
 
 
-def _check_number(name: str, value: float, above: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value > above:
-        raise FedalignError(f"Verified's {name} must be a number above {above:g}, not {value!r}")
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

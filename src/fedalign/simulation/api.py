@@ -11,6 +11,8 @@ from torch import nn
 
 from fedalign.aggregation.aggregator import Aggregator, WeightedMean
 from fedalign.aggregation.update_steps import ClientStep, ServerStep
+from fedalign.attacks.adversary import Adversary
+from fedalign.attacks.settings import as_adversary
 from fedalign.callbacks import Callback
 from fedalign.data.federation import Federation
 from fedalign.protocol.messages import RoundDone
@@ -61,6 +63,7 @@ def simulate(
     client_steps: Sequence[ClientStep | Named] = (),
     server_steps: Sequence[ServerStep | Named] = (),
     trust: Trust = "report",
+    adversary: Adversary | Named | None = None,
     free_cap: float = math.inf,
     free_total: float = math.inf,
     callbacks: Sequence[Callback | Named] = (),
@@ -75,7 +78,8 @@ def simulate(
     taken as it is. ``aggregator`` is the weighted mean unless given. ``free_cap`` is the largest weight of one free
     client, and ``free_total`` that of all admitted ones together, where all priority clients together weigh 1. With
     ``trust="verify"`` the priority clients verify what free clients' updates do (:class:`Verified`); otherwise the rule
-    believes what free clients report. Every seam takes an object of your own class, or a name as in settings files:
+    believes what free clients report. ``adversary`` makes some free clients hostile: an :class:`Adversary`, or a text
+    or a table as in settings files. Every seam takes an object of your own class, or a name as in settings files:
     ``rule="auto"``, ``aggregator="trimmed-mean(trim=0.2)"``, ``loss="mine:loss"``.
     Raises :class:`DivergedError` if training leaves the finite numbers.
 
@@ -99,6 +103,7 @@ def simulate(
         aggregator=AGGREGATORS.accept("aggregator", aggregator) if aggregator is not None else WeightedMean(),
         client_steps=[CLIENT_STEPS.accept("client_steps", step) for step in client_steps],
         server_steps=[SERVER_STEPS.accept("server_steps", step) for step in server_steps],
+        adversary=as_adversary(adversary),
         free_cap=free_cap,
         free_total=free_total,
         callbacks=[CALLBACKS.accept("callbacks", callback) for callback in callbacks],

@@ -205,7 +205,7 @@ class Driver:
                 run.kept = {k: trained for k, trained in run.kept.items() if k not in refused}
                 run.advance(Aggregated(refused=refused))
             else:
-                run.kept = {}
+                run.kept = run.kept if request.again else {}
                 run.renew_controls(controlled[i], request.mixes[0].shares)
                 run.advance(Aggregated(totals[i].results()))
 
