@@ -323,7 +323,7 @@ def test_the_theory_knows_only_its_own_loss_and_optimiser(project):
 
 def test_flowers_settings_name_the_same_things(project, monkeypatch):
     monkeypatch.syspath_prepend(str(project))
-    config = {"model": "mine:net", "data": "mine:data"}
+    config = {"model": "mine:net", "data": "mine:data", "trust": "report"}
     made = Settings.read({**config, "rule": "mine:Half(share=0.3)", "epsilon": 0.4, "loss": "mine:loss(smoothing=0.1)"})
     assert (made.make_rule().share, made.make_rule().epsilon) == (0.3, 0.4)
     assert made.make_loss().keywords == {"smoothing": 0.1}

@@ -42,18 +42,26 @@ def data(node_config):
     return ClientData(**parts)
 
 
-@pytest.fixture(scope="module")
-def keys():
-    made = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(7)]
+def public_keys(count):
+    """Make keys of nodes."""
+    made = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(count)]
     return [k.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo) for k in made]
 
 
+@pytest.fixture(scope="module")
+def keys():
+    return public_keys(7)
+
+
 class Here(Grid):
-    """A Grid whose nodes are in this process. ``tamper`` changes what a node answers, by its number."""
+    """A Grid whose nodes are in this process.
+
+    ``tamper`` changes what a node answers, by its number; ``apps`` has the ClientApps of nodes that run another one.
+    """
 
     def __init__(self, keys, nodes, run_config):
         self.keys, self.nodes, self.run_config = keys, dict(nodes), run_config
-        self.tamper, self.replies, self.sent = {}, {}, []
+        self.tamper, self.apps, self.replies, self.sent = {}, {}, {}, []
 
     def set_run(self, run):
         raise NotImplementedError
@@ -95,7 +103,7 @@ class Here(Grid):
             return Message(Error(5, "Node unavailable"), reply_to=message)
         context = Context(1, 100 + k, self.nodes[k], RecordDict(), self.run_config)
         try:
-            reply = client_app(message, context)
+            reply = self.apps.get(k, client_app)(message, context)
         except fa.FedalignError as error:
             return Message(Error(2, str(error)), reply_to=message)
         return self.tamper[k](reply, message) if k in self.tamper else reply
@@ -119,6 +127,7 @@ def federation(tmp_path, keys, monkeypatch):
             "epochs": 2,
             "batch-size": 20,
             "epsilon": 0.6,
+            "trust": "report",  # most tests are about what a rule itself decides
             "wait": 0.0,
             "timeout": 0.3,
             "repeats": 0,

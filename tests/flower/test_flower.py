@@ -464,7 +464,7 @@ def test_a_new_app_is_what_flower_wants(tmp_path):
     config, warnings = load_and_validate(tmp_path / "my-federation" / "pyproject.toml")
     assert warnings == []
     settings = Settings.read(config["tool"]["flwr"]["app"]["config"])
-    new = ("aggregator", "client_steps", "server_steps", "optimizer", "loss", "trackers")
+    new = ("aggregator", "client_steps", "server_steps", "optimizer", "loss", "trackers", "trust")
     assert {name: getattr(settings, name) for name in new} == {name: getattr(Settings, name) for name in new}
     with pytest.raises(fa.FedalignError, match="not empty"):
         create(tmp_path / "my-federation")
@@ -497,7 +497,7 @@ longest = 10.0
 free-cap = 1.0
 """
 NEW_SETTINGS = {  # since version 0.1
-    "loss", "optimizer", "aggregator", "client_steps", "server_steps", "trackers", "free_total"
+    "loss", "optimizer", "aggregator", "client_steps", "server_steps", "trackers", "free_total", "trust"
 }  # fmt: skip
 
 
@@ -505,7 +505,8 @@ def test_an_app_of_the_first_version_still_reads(federation, tmp_path):
     config = tomllib.loads(OLD_APP)
     settings = Settings.read(config)
     assert {key: getattr(settings, key.replace("-", "_")) for key in config} == config
-    assert settings.make_rule() == fa.AutoAlign(match_on="heldout")
+    assert settings.make_rule() == fa.Verified(fa.AutoAlign(match_on="heldout"))
+    assert Settings.read({**config, "trust": "report"}).make_rule() == fa.AutoAlign(match_on="heldout")
     assert settings.local() == fa.LocalSGD(lr=0.1, epochs=5, batch_size=50)
     assert isinstance(settings.make_aggregator(), fa.WeightedMean)
     assert settings.make_server_steps() == (fa.LengthBound(10.0),)

@@ -1,8 +1,11 @@
-"""The hostile clients of one simulated run: their data, what they report, and what they send in place of updates."""
+"""The hostile clients of a run: their data, what they report, and what they send in place of updates.
+
+The functions are for one client and its own data, so a hostile node over Flower does what a simulated one does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,6 +20,8 @@ from fedalign.errors import FedalignError
 from fedalign.protocol.roster import Roster
 from fedalign.rules.rule import Broadcast, Measure, Split
 from fedalign.training.randomness import Purpose, hashed
+
+_POISONED: tuple[Split, ...] = ("train", "heldout")  # a client's test data stay as they are
 
 
 class HostileClients:
@@ -38,7 +43,7 @@ class HostileClients:
 
     def claimed(self, honest: Roster) -> Roster:
         """Return a roster with the sample counts that the hostile clients claim."""
-        claimed = {k: max(1, round(honest.samples[k] * self.adversary.samples)) for k in self.clients}
+        claimed = {k: claimed_samples(self.adversary, honest.samples[k]) for k in self.clients}
         return replace(honest, samples=tuple(claimed.get(k, n) for k, n in enumerate(honest.samples)))
 
     def active(self, k: int, round: int) -> bool:
@@ -58,12 +63,7 @@ class HostileClients:
 
     def report(self, own: Measure, broadcast: Broadcast) -> Measure | None:
         """Return the measure that a hostile client claims; None: its own, and it follows the rule."""
-        kind = self.adversary.report
-        if kind == "truthful":
-            return None
-        factor = {"aligned": 1.0, "high": 100.0, "low": 0.01}[kind]
-        accuracy = broadcast.accuracy if kind == "aligned" else {"high": 0.0, "low": 1.0}[kind]
-        return Measure(broadcast.loss * factor, None if own.accuracy is None else accuracy, own.samples)
+        return claimed_measure(self.adversary, own, broadcast)
 
     def craft(
         self, models: Mapping[int, torch.Tensor], received: torch.Tensor, size: int, round: int
@@ -75,26 +75,9 @@ class HostileClients:
         hostile = {k: model for k, model in models.items() if self.active(k, round)}
         if not hostile:
             return {}
-        own: Mapping[int, torch.Tensor] = {k: model[:size] - received[:size] for k, model in hostile.items()}
         honest = [model[:size] - received[:size] for k, model in models.items() if k not in hostile]
-        seen = honest if self.adversary.knows == "all" and honest else list(own.values())
-        known, scene = torch.stack(seen), Scene(self._seed, round, self._rounds)
-        sent = {k: model.clone() for k, model in hostile.items()}
-        for attack in self.adversary.attacks:
-            if not attack.changes_updates:
-                continue
-            own = attack.send(Updates(own, known), scene)
-            if own.keys() != hostile.keys():
-                raise FedalignError(
-                    f"{type(attack).__name__}.send gives updates for clients {sorted(own)}, not {sorted(hostile)}"
-                )
-            for model in sent.values():
-                model[size:] = attack.spoil(model[size:])
-        for k, model in sent.items():
-            if own[k].shape != (size,):
-                raise FedalignError(f"an attack sends an update of shape {tuple(own[k].shape)}, not {(size,)}")
-            model[:size] = received[:size] + own[k]
-        return sent
+        seen = honest if self.adversary.knows == "all" else []
+        return crafted_models(self.adversary, hostile, received, size, Scene(self._seed, round, self._rounds), seen)
 
     @cached_property
     def stamped(self) -> Pool | None:
@@ -117,14 +100,12 @@ class HostileClients:
         parts: list[Samples] = []
         offset = 0
         for k in sorted(self.clients):
-            for place, split in enumerate(("train", "heldout")):
-                rows = self._federation.clients[k].rows(split)  # type: ignore[arg-type]
+            for split in _POISONED:
+                rows = self._federation.clients[k].rows(split)
                 if not len(rows):
                     continue
-                samples: Samples = pool.x[rows], pool.y[rows]
-                for attack in self.adversary.attacks:
-                    samples = attack.poison(samples, classes, int(hashed(self._seed, k, place)) >> 1)
-                parts.append(samples)
+                own = pool.x[rows], pool.y[rows]
+                parts.append(poisoned(self.adversary, own, split, classes, self._seed, k))
                 self._rows[k, split] = np.arange(offset, offset + len(rows), dtype=np.int64)
                 offset += len(rows)
         self._poisoned = Pool(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), pool.mean, pool.std)
@@ -148,3 +129,67 @@ def hostile_clients(adversary: Adversary, roster: Roster, seed: int) -> frozense
         return frozenset(numbers[str(name)] for name in adversary.clients)
     order = sorted(free, key=lambda k: int(hashed(seed, Purpose.ADVERSARY, k)))
     return frozenset(order[: round(adversary.fraction * len(free))])
+
+
+def poisoned(adversary: Adversary, samples: Samples, split: Split, classes: int, seed: int, client: int) -> Samples:
+    """Return a split of a hostile client's data as its attacks leave it; test data stay as they are.
+
+    ``seed`` is the run's, and ``client`` the client's number: both fix what is random.
+    """
+    if split in _POISONED:
+        for attack in adversary.attacks:
+            samples = attack.poison(samples, classes, int(hashed(seed, client, _POISONED.index(split))) >> 1)
+    return samples
+
+
+def claimed_samples(adversary: Adversary, samples: int) -> int:
+    """Return the sample count that a hostile client claims.
+
+    >>> claimed_samples(Adversary("zero", samples=100.0), 60)
+    6000
+    """
+    return max(1, round(samples * adversary.samples))
+
+
+def claimed_measure(adversary: Adversary, own: Measure, broadcast: Broadcast) -> Measure | None:
+    """Return the measure that a hostile client claims; None: its own, and it follows the rule.
+
+    >>> claimed_measure(Adversary("zero"), Measure(9.0, 0.1, 20), Broadcast(round=3, loss=0.5, accuracy=0.8))
+    Measure(loss=0.5, accuracy=0.8, samples=20)
+    """
+    kind = adversary.report
+    if kind == "truthful":
+        return None
+    factor = {"aligned": 1.0, "high": 100.0, "low": 0.01}[kind]
+    accuracy = broadcast.accuracy if kind == "aligned" else {"high": 0.0, "low": 1.0}[kind]
+    return Measure(broadcast.loss * factor, None if own.accuracy is None else accuracy, own.samples)
+
+
+def crafted_models(
+    adversary: Adversary, hostile: Mapping[int, torch.Tensor], received: torch.Tensor, size: int, scene: Scene,
+    seen: Sequence[torch.Tensor] = (),
+) -> dict[int, torch.Tensor]:  # fmt: skip
+    """Return the models that hostile clients send, given those that they trained.
+
+    ``size`` is the number of trainable numbers, the first ones of a model. ``seen`` are the honest updates that the
+    attackers know; without any they know their own. Raises :class:`FedalignError` for an attack that sends an update
+    of another shape.
+    """
+    own: Mapping[int, torch.Tensor] = {k: model[:size] - received[:size] for k, model in hostile.items()}
+    known = torch.stack(list(seen) or list(own.values()))
+    sent = {k: model.clone() for k, model in hostile.items()}
+    for attack in adversary.attacks:
+        if not attack.changes_updates:
+            continue
+        own = attack.send(Updates(own, known), scene)
+        if own.keys() != hostile.keys():
+            raise FedalignError(
+                f"{type(attack).__name__}.send gives updates for clients {sorted(own)}, not {sorted(hostile)}"
+            )
+        for model in sent.values():
+            model[size:] = attack.spoil(model[size:])
+    for k, model in sent.items():
+        if own[k].shape != (size,):
+            raise FedalignError(f"an attack sends an update of shape {tuple(own[k].shape)}, not {(size,)}")
+        model[:size] = received[:size] + own[k]
+    return sent

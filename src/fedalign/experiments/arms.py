@@ -34,6 +34,7 @@ class ArmSettings:
     lr: int | float | Schedule | None = None
     mu: float | None = None
     match_on: Literal["heldout", "train"] | None = None
+    trust: Literal["report", "verify"] | None = None
 
 
 def resolve_arm(name: str, table: Any, folder: Path | None = None) -> dict[str, Any]:

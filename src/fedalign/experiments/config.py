@@ -77,6 +77,7 @@ class TopLevel:
     epsilon: int | float | Schedule = 0.2
     match: Literal["loss", "accuracy"] = "loss"
     match_on: Literal["heldout", "train"] = "heldout"
+    trust: Literal["report", "verify"] = "report"
     free_cap: int | float = attrs.field(default=math.inf, validator=_positive)
     free_total: int | float = attrs.field(default=math.inf, validator=_positive)
     device: str = "auto"

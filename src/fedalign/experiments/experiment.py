@@ -30,6 +30,7 @@ from fedalign.registry import (
 )
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
+from fedalign.rules.verified import with_trust
 from fedalign.settings.validation import options_of
 from fedalign.simulation.spec import RunSpec
 from fedalign.training.losses import PerSampleLoss
@@ -167,5 +168,6 @@ class Experiment:
         usual = {key: self.settings[key] for key in ("epsilon", "match", "match_on")}
         rule = make_rule(self._arm(arm), usual, self.folder)
         if isinstance(rule, Rule):
+            rule = with_trust(rule, self._arm(arm).get("trust", self.settings["trust"]))
             rule.check(self.rounds)
         return rule

@@ -25,6 +25,7 @@ from fedalign.experiments.summary import incentive, summarise
 from fedalign.protocol.records import History
 from fedalign.rules.auto import AutoAlign
 from fedalign.rules.baselines import Alone
+from fedalign.rules.verified import Verified
 from fedalign.simulation.device import resolve_device
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.model_checks import check_repeatable
@@ -199,11 +200,13 @@ def _models_kept(spec: RunSpec) -> int:
     clients = len(spec.federation)
     if isinstance(spec.rule, Alone):
         return clients
-    rule = spec.rule if isinstance(spec.rule, AutoAlign) else None
-    branches = 2 if rule is not None and rule.fallback else 1
-    training = 1 if rule is not None and rule.has_training_model else 0
+    rule, moments = spec.rule, 3 if spec.server is not None else 1
     controls = clients + 1 if spec.local.scaffold else 0
-    return training + branches * (3 if spec.server is not None else 1) + controls
+    if isinstance(rule, Verified):  # the served model, the training model and the priority-only model
+        return 1 + 2 * moments
+    branches = 2 if isinstance(rule, AutoAlign) and rule.fallback else 1
+    training = 1 if isinstance(rule, AutoAlign) and rule.has_training_model else 0
+    return training + branches * moments + controls
 
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:

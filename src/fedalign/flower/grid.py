@@ -15,12 +15,12 @@ from fedalign.aggregation.aggregator import Aggregation
 from fedalign.aggregation.buffer_checks import BufferReader
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
-from fedalign.flower.early_measures import EarlyMeasures, Key, digest
 from fedalign.flower.exchange import Exchange
+from fedalign.flower.measuring import Measuring
 from fedalign.flower.members import Members
 from fedalign.flower.roster_file import Entry, RosterFile
 from fedalign.flower.settings import Settings
-from fedalign.flower.wire import HELLO, MEASURE, TRAIN, get_measure, get_model, get_outcomes, put_model, put_task
+from fedalign.flower.wire import HELLO, TRAIN, get_measure, get_model, put_model, put_task
 from fedalign.protocol.messages import (
     Aggregate,
     Aggregated,
@@ -30,9 +30,7 @@ from fedalign.protocol.messages import (
     Evaluate,
     Invite,
     Lost,
-    Measures,
     Offered,
-    Outcomes,
     Paired,
     Present,
     Refused,
@@ -41,7 +39,7 @@ from fedalign.protocol.messages import (
     WhoIsThere,
 )
 from fedalign.rules.auto import AutoAlign
-from fedalign.rules.rule import Measure
+from fedalign.rules.verified import Verified
 from fedalign.simulation.driver import similarities_to
 from fedalign.simulation.engine.layout import Layout
 
@@ -72,7 +70,9 @@ class GridDriver:
         self._received: torch.Tensor | None = None
         self._round = 0
         self._updates: dict[int, torch.Tensor] = {}
-        self._buffers, self.early = BufferReader(layout), EarlyMeasures()
+        self._buffers = BufferReader(layout)
+        self._measuring = Measuring(self.exchange, self.members, settings.rounds)
+        self.early = self._measuring.early
 
     def answer(self, request: object) -> Any:
         """Answer one of an algorithm's requests.
@@ -82,8 +82,8 @@ class GridDriver:
         """
         answers: dict[type, Callable[[Any], Any]] = {
             WhoIsThere: self._who_is_there,
-            Evaluate: self._evaluate,
-            Paired: self._paired,
+            Evaluate: self._measuring.evaluate,
+            Paired: self._measuring.compare,
             Invite: self._invite,
             Compare: self._compare,
             Aggregate: self._aggregate,
@@ -120,7 +120,7 @@ class GridDriver:
 
     def _needed(self, k: int) -> tuple[str, ...]:
         """Return the splits that a client must have: the one that losses are compared on, and the evaluators' one."""
-        evaluates = isinstance(self._rule, AutoAlign) and self.members.is_priority(k)
+        evaluates = isinstance(self._rule, AutoAlign | Verified) and self.members.is_priority(k)
         return (self._match_on, *(["heldout"] if evaluates else []))
 
     def _who_is_there(self, request: WhoIsThere) -> Present | None:
@@ -128,54 +128,6 @@ class GridDriver:
             return None  # the priority clients that take part are the evaluators
         online, roster = self.online(), self.members.roster()
         return Present(roster, tuple(k in online for k in range(len(roster))))
-
-    def _evaluate(self, request: Evaluate) -> list[Measures]:
-        """Send each client all its models in one message.
-
-        A round ends with test measures, and the next one begins with a loss. The priority clients measure both in one
-        exchange.
-        """
-        if (known := self.early.recall(request)) is not None:
-            return known
-        models: dict[int, list[torch.Tensor]] = {}
-        places = []
-        for model, clients in request.asked:
-            for k in clients:
-                models.setdefault(k, []).append(model)
-            places.append({k: len(models[k]) - 1 for k in clients})
-        ahead = [(digest(model), model, split) for model, split in request.ahead]
-        splits = "+".join(dict.fromkeys([request.split, *(split for _, _, split in ahead)]))
-        where: dict[Key, int] = {}
-        for k, own in models.items():
-            digests = [digest(model) for model in own] if ahead else []
-            for name, model, split in ahead:
-                if name not in digests:
-                    own.append(model)
-                    digests.append(name)
-                where[name, split, k] = digests.index(name)
-        answers = self.exchange(MEASURE, {k: self._question(k, own, splits) for k, own in models.items()}, splits)
-
-        def measure(k: int, split: str, place: int) -> Measure | None:
-            answer = answers[k]
-            return None if isinstance(answer, Lost) else get_measure(answer, f"{split}-{place}")
-
-        if ahead:
-            self.early.store({key: measure(key[2], key[1], place) for key, place in where.items()})
-        replies = [{k: measure(k, request.split, place) for k, place in of_model.items()} for of_model in places]
-        return [{k: one for k, one in of_model.items() if one is not None} for of_model in replies]
-
-    def _paired(self, request: Paired) -> dict[int, Outcomes]:
-        """Send each client both models; a reply that makes no sense counts as none."""
-        asked = {k: self._question(k, list(request.models), request.split, paired=True) for k in request.clients}
-        answers = self.exchange(MEASURE, asked, "comparison")
-        read = {k: get_outcomes(answer) for k, answer in answers.items() if not isinstance(answer, Lost)}
-        return {k: outcomes for k, outcomes in read.items() if outcomes is not None}
-
-    def _question(self, k: int, models: list[torch.Tensor], splits: str, *, paired: bool = False) -> RecordDict:
-        content = RecordDict()
-        put_model(content, torch.stack(models))
-        put_task(content, k, 0, self._settings.rounds, splits, self.members.is_priority(k), None, paired=paired)
-        return content
 
     def _invite(self, request: Invite) -> dict[int, Reply]:
         self._updates, self._received, self._round = {}, request.model, request.broadcast.round

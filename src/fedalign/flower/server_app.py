@@ -213,9 +213,9 @@ class Server:
 def _check_same(config: Path, settings: Settings) -> None:
     import tomllib
 
-    # A run of an earlier version has the defaults of settings that are newer.
+    # A run of an earlier version has the defaults of settings that are newer; but it believed what clients reported.
     usual = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
-    old = usual | tomllib.loads(config.read_text(encoding="utf-8"))
+    old = usual | {"trust": "report"} | tomllib.loads(config.read_text(encoding="utf-8"))
     changed = sorted(k for k, v in vars(settings).items() if k not in _MAY_CHANGE and old.get(k) != v)
     if changed:
         shown = "; ".join(f"{k} was {old.get(k)!r}, is {getattr(settings, k)!r}" for k in changed)

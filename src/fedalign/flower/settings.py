@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedalign.aggregation.aggregator import Aggregator
@@ -14,6 +14,7 @@ from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.arms import make_rule, resolve_rule
 from fedalign.registry import AGGREGATORS, CALLBACKS, CLIENT_STEPS, LOCAL_OPTIMIZERS, LOSSES, SERVER_STEPS
 from fedalign.rules.rule import Rule
+from fedalign.rules.verified import Verified, with_trust
 from fedalign.settings.typed_values import check_type
 from fedalign.settings.user_modules import find
 from fedalign.settings.validation import check_given, options_of
@@ -38,8 +39,9 @@ class Settings:
     epsilon: float = 0.2
     match: Literal["loss", "accuracy"] = "loss"
     match_on: Literal["heldout", "train"] = "heldout"
-    fallback: bool = True  #: for the rule `auto`, as is `cosine`
-    cosine: float = -0.1
+    trust: Literal["report", "verify"] = "verify"  #: `report`: believe what free clients report
+    fallback: bool = True  #: for the rule `auto` with the trust `report`; verified rules always have one
+    cosine: float = -0.1  #: for the rule `auto` and for verified rules
     loss: str = "cross-entropy"
     optimizer: str = "sgd"  #: for the clients' local work
     aggregator: str = "mean"  #: how the server combines updates
@@ -136,12 +138,15 @@ class Settings:
         """Make the rule; server and clients make the same one."""
         arm = resolve_rule("rule", self.rule)
         usual: dict[str, Any] = {"epsilon": self.epsilon, "match": self.match, "match_on": self.match_on}
-        if arm["rule"] == "auto":
+        if arm["rule"] in ("auto", "fedalign-verified"):
             usual |= {"fallback": self.fallback, "cosine": self.cosine}
         rule = make_rule(arm, usual)
         if not isinstance(rule, Rule):
             raise FedalignError(f"rule is {self.rule!r}, which has no server; choose a rule that has one")
-        return rule
+        trusted = with_trust(rule, self.trust)
+        if isinstance(trusted, Verified) and trusted is not rule:
+            return replace(trusted, cosine=self.cosine)
+        return trusted
 
     def make_loss(self) -> PerSampleLoss:
         """Make the loss, which gives one number per sample."""

@@ -9,11 +9,14 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedalign.errors import FedalignError
 from fedalign.rules.baselines import Everyone
 from fedalign.rules.rule import Broadcast, MatchOn, Measure, Offer, Rule, Selection
+
+Trust = Literal["report", "verify"]  #: believe what free clients report, or verify what their updates do
+_VERIFIABLE = ("fedalign", "autoalign")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class Verified(Rule):
 def verify(rule: Rule) -> Rule:
     """Return a rule with ``trust="verify"``: verified, unless it is so already or admits nobody.
 
+    Raises :class:`FedalignError` for a rule that runs an algorithm of its own, which verified rounds would replace.
+
     >>> from fedalign import Align, PriorityOnly
     >>> verify(Align(0.3)).rule
     Align(epsilon=0.3, on='loss', match_on=None)
@@ -104,7 +109,28 @@ def verify(rule: Rule) -> Rule:
     """
     if isinstance(rule, Verified) or not rule.invites_free:
         return rule
+    if rule.algorithm not in _VERIFIABLE:
+        raise FedalignError(
+            f"{type(rule).__name__} runs the algorithm {rule.algorithm!r}, which cannot be verified; use trust='report'"
+        )
     return Verified(rule)
+
+
+def with_trust(rule: Rule, trust: Trust) -> Rule:
+    """Return a rule with a setting of trust applied to it.
+
+    ``"report"`` leaves it as it is, so that it believes what free clients report. ``"verify"`` verifies it
+    (:func:`verify`). Raises :class:`FedalignError` for another value.
+
+    >>> from fedalign import Align
+    >>> with_trust(Align(0.3), "report")
+    Align(epsilon=0.3, on='loss', match_on=None)
+    >>> with_trust(Align(0.3), "verify").algorithm
+    'verified'
+    """
+    if trust not in ("report", "verify"):
+        raise FedalignError(f"trust is {trust!r}; choose 'report' or 'verify'")
+    return verify(rule) if trust == "verify" else rule
 
 
 def _is_number(value: object) -> bool:

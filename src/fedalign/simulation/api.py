@@ -31,6 +31,7 @@ from fedalign.registry import (
 from fedalign.rules.align import Align
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
+from fedalign.rules.verified import Trust, with_trust
 from fedalign.simulation.simulation import EngineName, Simulation, SimulationResult
 from fedalign.simulation.spec import ModelFactory, RunSpec
 from fedalign.training.local import LocalSGD
@@ -61,6 +62,7 @@ def simulate(
     aggregator: Aggregator | Named | None = None,
     client_steps: Sequence[ClientStep | Named] = (),
     server_steps: Sequence[ServerStep | Named] = (),
+    trust: Trust = "report",
     adversary: Adversary | Named | None = None,
     free_cap: float = math.inf,
     free_total: float = math.inf,
@@ -74,10 +76,11 @@ def simulate(
     them. ``loss`` gives one number per sample. ``tf32`` lets a GPU round the factors of products to 10 bits, which is
     faster; else they are float32. ``server`` is an optimiser such as :class:`FedAdam`; without one the aggregate is
     taken as it is. ``aggregator`` is the weighted mean unless given. ``free_cap`` is the largest weight of one free
-    client, and ``free_total`` that of all admitted ones together, where all priority clients together weigh 1.
-    ``adversary`` makes some free clients hostile: an :class:`Adversary`, or a text or a table as in settings files.
-    Every seam takes an object of your own class, or a name as in settings files: ``rule="auto"``,
-    ``aggregator="trimmed-mean(trim=0.2)"``, ``loss="mine:loss"``.
+    client, and ``free_total`` that of all admitted ones together, where all priority clients together weigh 1. With
+    ``trust="verify"`` the priority clients verify what free clients' updates do (:class:`Verified`); otherwise the rule
+    believes what free clients report. ``adversary`` makes some free clients hostile: an :class:`Adversary`, or a text
+    or a table as in settings files. Every seam takes an object of your own class, or a name as in settings files:
+    ``rule="auto"``, ``aggregator="trimmed-mean(trim=0.2)"``, ``loss="mine:loss"``.
     Raises :class:`DivergedError` if training leaves the finite numbers.
 
     >>> import torch
@@ -87,9 +90,10 @@ def simulate(
     >>> len(result.history), result.model
     (3, Linear(in_features=4, out_features=2, bias=True))
     """
+    chosen = RULES.accept("rule", rule) if rule is not None else Align()
     spec = RunSpec(
         federation,
-        RULES.accept("rule", rule) if rule is not None else Align(),
+        with_trust(chosen, trust) if isinstance(chosen, Rule) else chosen,
         rounds,
         warmup,
         LOCAL_OPTIMIZERS.accept("local", local) if local is not None else LocalSGD(lr=0.1, epochs=5),

@@ -26,6 +26,7 @@ from fedalign.protocol.roster import Roster
 from fedalign.rules.auto import AutoAlign
 from fedalign.rules.baselines import Alone, PriorityOnly
 from fedalign.rules.rule import Rule, Split
+from fedalign.rules.verified import Verified
 from fedalign.training.local import LocalSGD
 from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Full, Participation
@@ -88,9 +89,9 @@ def plan_of(spec: RunSpec) -> Plan:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
     several = isinstance(rule, AutoAlign) and not rule.is_fedalign
     if spec.local.scaffold and (rule.needs_updates or several):
+        name = 'a verified rule (trust="verify")' if isinstance(rule, Verified) else type(rule).__name__
         raise FedalignError(
-            f"SCAFFOLD cannot be combined with {type(rule).__name__}, "
-            "which does not fix in advance whose updates are used"
+            f"SCAFFOLD cannot be combined with {name}, which does not fix in advance whose updates are used"
         )
     return Plan(
         rule=rule,
