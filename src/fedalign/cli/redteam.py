@@ -35,7 +35,7 @@ def add(commands: Subcommands) -> None:
     command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/redteam-NAME)")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
     command.add_argument(
-        "--stack", type=int, metavar="N", help="how many runs are simulated together (default: up to 120)"
+        "--stack", type=int, metavar="N", help="how many runs are simulated together (default: up to 30, on a GPU 120)"
     )
     command.add_argument("--resume", action="store_true", help="continue; runs that have finished are not done again")
     command.add_argument("--quiet", action="store_true", help="show no progress and no tables, only the output folder")

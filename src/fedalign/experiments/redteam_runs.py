@@ -21,7 +21,8 @@ from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.simulation import SimulationResult
 from fedalign.simulation.spec import initial_module
 
-_MOST_RUNS = 120  # of a stack: an interruption loses the stack under way
+# Most runs of a stack. An interruption loses the stack under way, and a CPU gains little by more.
+_MOST_RUNS = {"cuda": 120, "cpu": 30}
 _BYTES = 2 << 30  # of updates and poisoned data that a stack may hold
 
 
@@ -101,7 +102,9 @@ def run_cases(
 
 
 def stacks(team: RedTeam, cases: Sequence[Case], most: int | None = None) -> list[list[Case]]:
-    """Divide runs into stacks of at most ``most`` runs; by default, of as many as fit into 2 GiB, at most 120.
+    """Divide runs into stacks of at most ``most`` runs.
+
+    By default a stack has as many as fit into 2 GiB, at most 30 on a CPU and 120 on a GPU.
 
     What needs memory: attackers look at all updates of a round, which are held, and have poisoned data of their own,
     which the rules share.
@@ -113,7 +116,8 @@ def stacks(team: RedTeam, cases: Sequence[Case], most: int | None = None) -> lis
     samples = sum(len(client.train) + len(client.heldout) for client in federation.clients)
     features = federation.pool.x[:1].element_size() * federation.pool.x[0].numel()
     size = len(federation) * layout.size * 2 * layout.dtype.itemsize + samples * features // len(team.rules)
-    length = most or max(1, min(_MOST_RUNS, _BYTES // size))
+    usual = _MOST_RUNS.get(resolve_device(team.experiment.device).type, 30)
+    length = most or max(1, min(usual, _BYTES // size))
     return [list(cases[start : start + length]) for start in range(0, len(cases), length)]
 
 
