@@ -74,7 +74,7 @@ def _own(name: str) -> tuple[str, dict[str, Any]]:
     if name.endswith(".toml"):
         return Path(name).stem, _from_file(Path(name))
     if "(" not in name and ":" not in name and ";" not in name and name not in ATTACKS.entries:
-        raise FedalignError(f"unknown attack {name!r}; {nearest(name, [*CATALOGUE, *ATTACKS.entries])}")
+        raise FedalignError(f"unknown attack {name!r}; {nearest(name, list({**CATALOGUE, **ATTACKS.entries}))}")
     return name, {"kind": name}
 
 
