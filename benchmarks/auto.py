@@ -27,7 +27,7 @@ from fedalign.experiments.config import load
 from fedalign.paper.compact import read_all
 from fedalign.protocol.messages import RoundDone
 from fedalign.protocol.roster import Roster
-from fedalign.rules.auto import AutoAlign, _sizes
+from fedalign.rules.auto import AutoAlign, sizes
 from fedalign.rules.rule import Broadcast, Measure, Offer, Selection
 from fedalign.simulation.engine.batched import BatchedEngine
 from fedalign.simulation.engine.jobs import EvalJob
@@ -139,7 +139,7 @@ class ByUpdates(Variant):
         order = sorted(offers, key=lambda k: -offers[k].cosine)
         plain = {one.clients: one for one in (AutoAlign().candidates(offers, broadcast) if self.gaps_too else ())}
         plain.setdefault((), Selection((), epsilon=0.0))
-        for size in _sizes(len(order)):
+        for size in sizes(len(order)):
             clients = tuple(sorted(order[:size]))
             widest = max(self._align.gap(offers[k].measure, broadcast) for k in clients)
             plain.setdefault(clients, Selection(clients, epsilon=widest))
@@ -240,7 +240,8 @@ def run(options: argparse.Namespace) -> None:
     runs = [("priority", seed, spec) for _, seed, spec in specs]
     for name in names:
         for _, seed, spec in specs:
-            spec = replace(spec, rule=deepcopy(VARIANTS[name]))  # one may keep something of its run
+            # A copy, because one may keep something of its run; with the fallback that the page's figures had.
+            spec = replace(spec, rule=replace(deepcopy(VARIANTS[name]), credit=True))
             if "those that train" in name and isinstance(spec.participation, Uniform):
                 spec = replace(spec, participation=TrainersEvaluate(spec.participation.fraction))
             runs.append((name, seed, spec))

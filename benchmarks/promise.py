@@ -134,7 +134,7 @@ def auto_run(seed: int, samples: int, rounds: int, fallback: bool = True) -> tup
     kept = [Models(), Models()]
     specs = [
         fa.RunSpec(fed, rule, rounds, 0.0, local, seed=seed, callbacks=[keep])
-        for rule, keep in zip((fa.AutoAlign(fallback=fallback), fa.PriorityOnly()), kept, strict=True)
+        for rule, keep in zip((fa.AutoAlign(fallback=fallback, credit=True), fa.PriorityOnly()), kept, strict=True)
     ]
     fa.simulate_many(specs, lambda: nn.Linear(60, 10), device="cpu")
     rows = [np.concatenate([c.rows(split) for c in fed.clients if c.priority]) for split in ("heldout", "test")]

@@ -160,8 +160,8 @@ def test_attacks_on_data():
         ("blend(honest=1.5)", "honest must be from 0 to 1, not 1.5"),
         ("mimic(client=-1)", "client must be a whole number of at least 0, not -1"),
         ("not-finite(value='big')", "must be 'nan', 'inf' or '-inf', not 'big'"),
-        ("backdoor(poisoned=0)", "poisoned must be a part of the samples"),
-        ("backdoor(target=-1)", "target must be a class, 0 or more, not -1"),
+        ("backdoor(poisoned=0)", "poisoned must be a number above 0, not 0"),
+        ("backdoor(target=-1)", "target must be a whole number of at least 0, not -1"),
         ("backdoor(size=0)", "size must be a whole number of at least 1, not 0"),
     ],
 )

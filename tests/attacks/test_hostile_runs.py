@@ -53,7 +53,7 @@ def test_each_attack_harms_plain_averaging_or_is_a_free_rider(name, clean):
         table = resolve_adversary({**CATALOGUE[name], "fraction": 0.75})
         table["kind"][0]["target"] = 2
         success = {rule: simulate(table, rule).history[-1].attack_success for rule in ("all", "priority")}
-        assert success["all"] > success["priority"] + 0.5
+        assert success["all"] > success["priority"] + 0.4
     elif adversary.free_rider:
         assert accuracy(run) > clean - 0.1
     else:

@@ -257,6 +257,22 @@ def test_a_checkpoint_of_version_0_1_is_refused(small, tmp_path, monkeypatch, ca
         RunStore(path.parent).checkpoints()
 
 
+@pytest.mark.parametrize("credit", [None, "true", "false"])
+def test_a_run_of_auto_that_version_0_1_began_goes_on_with_no_other_fallback(small, tmp_path, capsys, credit):
+    small.write_text(small.read_text().replace('"wide"]', '"auto"]').replace("rounds = 12", "rounds = 3"))
+    out = tmp_path / "out"
+    assert run(small, "--seeds", "1", "--out", out) == 0
+    for path in out.rglob("checkpoint.safetensors"):
+        save_file(
+            {"state": torch.arange(4.0)}, path, {"rounds": "2", "offset": "9", "log": "0" * 64, "state": "0" * 64}
+        )
+    capsys.readouterr()
+    given = ["--set", f"arm.auto.credit={credit}"] if credit else []
+    assert cli.main(["run", str(small), "--seeds", "1", "--out", str(out), "--resume", "--device", "cpu", *given]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("arm.auto.credit was None" if credit else "was written by fedalign 0.1") in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "missing log line", "changed log line"])
 def test_a_damaged_checkpoint_falls_back_and_says_so(small, tmp_path, monkeypatch, capsys, damage):

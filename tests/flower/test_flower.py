@@ -534,13 +534,14 @@ def test_settings_that_an_old_run_lacks_have_their_defaults_on_a_resume(federati
     assert history(tmp_path) == history(tmp_path, "whole")
 
 
-def test_a_checkpoint_of_the_first_version_is_refused(federation, tmp_path):
-    _, server = federation(rule="all", rounds=2)
+@pytest.mark.parametrize("rule", ["all", "auto", "auto(credit=true)"])  # 0.1's `auto` had another fallback
+def test_a_checkpoint_of_the_first_version_is_refused(federation, tmp_path, rule):
+    _, server = federation(rule=rule, rounds=2)
     server().run()
     as_first_version(tmp_path / "out")
     checkpoint = tmp_path / "out" / "checkpoint.safetensors"
     save_file({"state": torch.zeros(610)}, checkpoint, {"rounds": "1", "offset": "0", "log": "e3b0", "state": "5feb"})
-    _, again = federation(rule="all", rounds=2, resume=str(tmp_path / "out"))
+    _, again = federation(rule=rule, rounds=2, resume=str(tmp_path / "out"))
     with pytest.raises(
         fa.FedalignError, match=r"checkpoint.safetensors was written by fedalign 0\.1, .*start it again"
     ):

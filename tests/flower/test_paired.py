@@ -111,13 +111,14 @@ def watched(plan, snapshot):
 
 
 def test_promises_are_those_of_both_engines(federation, tmp_path):
-    _, server = federation(rule="test_paired:Watched", warmup=0.0)
+    # With credit, the choice is served in all these rounds.
+    _, server = federation(rule="test_paired:Watched(credit=true)", warmup=0.0)
     server().run()
     found = [r.promise for r in history(tmp_path)]
     local = fa.LocalSGD(lr=0.1, epochs=2, batch_size=20)
     for engine in ("batched", "reference"):
         fed = DATA.federation(seed=0)
-        result = fa.simulate(fed, model, Watched(), 5, 0.0, local, device="cpu", engine=engine)
+        result = fa.simulate(fed, model, Watched(credit=True), 5, 0.0, local, device="cpu", engine=engine)
         assert [r.promise for r in result.history.rounds] == found
     assert (found[0].worse_by, found[0].samples) == (0.0, 0), "the own model was served"
     assert all(promise.samples == 24 and promise.strict > promise.worse_by for promise in found[1:])

@@ -80,7 +80,7 @@ def behind(by):
 
 
 def test_a_lasting_deficit_serves_the_priority_clients_their_own_model():
-    result = climb(12, behind(0.02))
+    result = climb(12, behind(0.02), AutoAlign(credit=True))
     rounds, done = result.history.rounds, result.rounds
     # Smoothed, 0.02 behind is 0.002, 0.0038, 0.00542: the third round is more than half a point.
     assert [r.fallback.behind for r in rounds[:4]] == [False, False, True, True]
@@ -94,12 +94,39 @@ def test_a_lasting_deficit_serves_the_priority_clients_their_own_model():
     assert not whole(done[1].model)
     assert all(r.base and r.clients[2].decision == "base" for r in rounds[2:])
     assert all(not whole(d.snapshot.tensors["training"]) for d in done[2:])
-    plain = climb(3, behind(0.02), AutoAlign(cosine=None))
+    plain = climb(3, behind(0.02), AutoAlign(cosine=None, credit=True))
     assert "set aside" in plain.history[2].clients[2].reason
 
 
-def test_the_choice_is_served_again_when_it_has_caught_up():
-    result = climb(60, lambda model: 0.9 if whole(model) else (0.88 if model < 20 else 0.95))
+def test_without_credit_a_single_round_behind_is_not_served():
+    def strikes(model):
+        return 0.9 if whole(model) else (0.95 if model < 20 else 0.7)
+
+    kept, at_once = (climb(12, strikes, AutoAlign(credit=credit)) for credit in (True, False))
+    first = next(t for t, done in enumerate(kept.rounds) if done.model > 20)
+    assert first > 3
+    assert not any(r.fallback.behind for r in kept.history.rounds[: first + 1])
+    assert [r.fallback.behind for r in at_once.history.rounds[: first + 1]] == [False] * first + [True]
+    assert at_once.rounds[first].model == first + 1.0
+    assert at_once.history[first].fallback.deficit > 0  # good rounds have not made it negative
+    assert AutoAlign() == AutoAlign(credit=False)
+
+
+def test_without_credit_a_higher_loss_is_not_served_though_accuracy_is_not_lower():
+    def loss(model):
+        return 100 - model if whole(model) or model < 8 else 100.0
+
+    kept, at_once = (
+        climb(8, lambda model: 0.9, AutoAlign((0, 50.0), credit=credit), loss=loss) for credit in (True, False)
+    )
+    assert not any(r.fallback.behind for r in kept.history.rounds)
+    assert any(r.fallback.behind for r in at_once.history.rounds)
+
+
+@pytest.mark.parametrize("credit", [True, False])
+def test_the_choice_is_served_again_when_it_has_caught_up(credit):
+    accuracy = lambda model: 0.9 if whole(model) else (0.88 if model < 20 else 0.95)  # noqa: E731
+    result = climb(60, accuracy, AutoAlign(credit=credit))
     told = [r.fallback.behind for r in result.history.rounds]
     assert told[2]
     assert not told[-1]

@@ -86,8 +86,8 @@ def test_a_client_that_helps_is_admitted_and_one_that_harms_is_not():
 
 
 def test_updates_are_shortened_to_a_multiple_of_the_priority_clients_median_length():
-    long, _ = (play(Verified(length=2.0), Line([1.0, 1.0, by])) for by in (50.0, 2.0))
-    assert asked(long, Aggregate)[-2].mixes[1].step == {2: pytest.approx(2 / 50)}
+    long = play(Verified(length=2.0), Line([1.0, 1.0, 50.0]))
+    assert asked(long, Aggregate)[0].mixes[-1].step == {2: pytest.approx(2 / 50)}
     assert long.model == pytest.approx((1 + 1 + 2) / 3)
 
 
@@ -216,8 +216,8 @@ def test_a_loss_that_is_not_finite_is_the_worst():
 
 
 def test_a_training_model_far_behind_starts_again_and_the_record_says_so():
-    """With such a tolerance, hostile clients get into the training model, which then falls behind."""
-    played = play(Verified(tolerance=10.0, cosine=-1.0), Line([1.0, 1.0, *[-2.0] * 5]), rounds=6)
+    """Priority clients that differ as much tolerate hostile ones in the training model, which then falls behind."""
+    played = play(Verified(cosine=-1.0), Line([-1.0, 3.0, *[-2.0] * 5]), rounds=6)
     assert [done.model for done in played.rounds] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     first, second, third = played.history.rounds[:3]
     assert decisions(played, 0)[2:] == ["base"] * 5
@@ -230,8 +230,8 @@ def test_a_training_model_far_behind_starts_again_and_the_record_says_so():
 
 def test_a_fallback_of_an_earlier_round_is_not_told_again():
     """After a start from the priority-only model with nobody admitted, there is nothing to compare."""
-    moves = [1.0, 1.0, *[lambda t: -2.0 if t == 0 else 0.0] * 5]
-    played = play(Verified(tolerance=10.0, cosine=-1.0), Line(moves), rounds=4)
+    moves = [-1.0, 3.0, *[lambda t: -2.0 if t == 0 else 0.0] * 5]
+    played = play(Verified(cosine=-1.0), Line(moves), rounds=4)
     assert played.history[1].fallback.behind
     assert not played.history[3].fallback.behind
     assert not played.history[3].fallback.apart
@@ -243,7 +243,7 @@ def test_clients_take_turns_if_there_are_more_than_probes(probes):
     played = play(Verified(probes=probes), Line([1.0, 1.0, *[2.0] * 8]), rounds=rounds)
     most = min(probes, 8)
     first = asked(played, Aggregate)[0]
-    assert len(first.mixes) == most + 1
+    assert len(first.mixes) == 1 + 2 + most  # the priority clients, without each of them, with each probed client
     assert first.again
     probed = [
         {k for mix in request.mixes for k in mix.shares if k >= 2}
@@ -275,7 +275,7 @@ def test_turns_do_not_follow_the_order_of_a_rules_selection():
 def test_probes_have_the_same_weight_whatever_sample_counts_are_claimed():
     played = play(Verified(), Line([1.0, 1.0, 2.0, 2.0], samples=(10, 10, 1, 1000)))
     first = asked(played, Aggregate)[0]
-    assert [mix.shares[k] for mix, k in zip(first.mixes[1:], (2, 3), strict=True)] == [pytest.approx(1 / 3)] * 2
+    assert [mix.shares[k] for mix, k in zip(first.mixes[3:], (2, 3), strict=True)] == [pytest.approx(1 / 3)] * 2
 
 
 @pytest.mark.parametrize(
@@ -392,10 +392,30 @@ def test_evaluators_that_did_not_measure_every_model_do_not_count():
 def test_the_cost_is_counted():
     played = play(Verified(promise=False), Line([1.0, 1.0, 2.0, 2.0, 2.0]))
     record = played.history[0]
-    # The broadcast; 3 free clients; 4 probes and 4 sets, each measured by 2 clients.
-    assert record.models_down == 2 + 3 + 2 * 4 + 2 * 4
+    # The broadcast; 3 free clients; the priority clients' aggregate, 2 without one of them, 3 with a free client, and
+    # 4 sets, each measured by 2 clients.
+    assert record.models_down == 2 + 3 + 2 * (1 + 2 + 3) + 2 * 4
     assert record.models_up == 5
-    assert sum(len(clients) for e in asked(played, Evaluate) for _, clients in e.asked[:8]) >= 2 * 8
+    assert sum(len(clients) for e in asked(played, Evaluate) for _, clients in e.asked[:10]) >= 2 * 10
+
+
+@pytest.mark.parametrize("priority", [1, 2, 3])
+def test_the_aggregate_without_each_priority_client_is_measured_if_there_are_others(priority):
+    clients = Line([1.0] * priority + [2.0] * 2, priority=priority)
+    mixes = asked(play(Verified(), clients), Aggregate)[0].mixes
+    members = [set(mix.shares) for mix in mixes]
+    everybody = set(range(priority))
+    without = [everybody - {k} for k in range(priority)] if priority > 1 else []
+    assert members == [everybody, *without, everybody | {priority}, everybody | {priority + 1}]
+    assert all(math.fsum(mix.shares.values()) == pytest.approx(1.0) for mix in mixes)
+
+
+def test_harm_is_tolerated_in_training_up_to_that_of_a_missing_priority_client():
+    """Without the second priority client the model is at −1, and at 0 with a client that moves by −2."""
+    alike, unlike = (play(Verified(cosine=-1.0), Line([*moves, *[-2.0] * 5])) for moves in ([1.0, 1.0], [-1.0, 3.0]))
+    assert decisions(alike)[2:] == ["refused"] * 5
+    assert decisions(unlike)[2:] == ["base"] * 5
+    assert unlike.model == 1.0  # and nobody is served it
 
 
 def test_ties_prefer_fewer_clients_and_lower_numbers():

@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 ALL = "priority,all,local,fedalign,auto,gradient,trust,choice,weighted"
 FEW = "priority,all,fedalign,auto,trust"
 NO_UPDATES = "priority,all,local,fedalign,choice,weighted"
+AS_IN_0_1 = ("--set", "arm.auto.credit=true")  # AutoALIGN's fallback; version 0.1 has no such option, and no other one
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
@@ -36,7 +37,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
     rows = [f"{t},{k}" for t in range(8) for k in range(20) if (3 * t + 7 * k) % 5 and not (t == 5 and k < 10)]
     trace.write_text("round,client\n" + "\n".join(rows) + "\n")
     short = ["--seeds", "2", "--rounds", "20"]
-    return {
+    found = {
         "synth-low": ["synth-low", "--arms", ALL, "--seeds", "2", "--rounds", "60"],
         "synth-high": ["synth-high", "--arms", ALL, "--seeds", "2", "--rounds", "60"],
         "uniform": ["synth-low", "--arms", FEW, *short, "--set", "participation.kind=uniform",
@@ -65,6 +66,11 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "theory-quadratic": ["theory-quadratic", "--seeds", "2"],
         "fmnist": ["fmnist", "--arms", "priority,all,local,fedalign,auto", "--seeds", "1", "--rounds", "10"],
     }  # fmt: skip
+    return {name: [*arguments, *(AS_IN_0_1 if "auto" in _arms(arguments) else ())] for name, arguments in found.items()}
+
+
+def _arms(arguments: list[str]) -> list[str]:
+    return arguments[arguments.index("--arms") + 1].split(",") if "--arms" in arguments else []
 
 
 def fingerprint() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from fedalign.errors import FedalignError
 
 
 @dataclass(frozen=True)
-class _SameForAll(Attack):
+class _SameForAll(Attack, ABC):
     """An attack in which all hostile clients send one vector."""
 
     changes_updates: ClassVar[bool] = True
@@ -26,13 +27,13 @@ class _SameForAll(Attack):
         """Return the vector that :meth:`crafted` makes of the known updates, for every hostile client."""
         return dict.fromkeys(updates.own, self.crafted(updates.known))
 
+    @abstractmethod
     def crafted(self, known: torch.Tensor) -> torch.Tensor:
         """Return the vector to send, given honest updates in rows."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class _WithFactor(Attack):
+class _WithFactor(Attack, ABC):
     """An attack in which all send one vector of a chosen strength. ``against`` is an aggregator, or its name."""
 
     changes_updates: ClassVar[bool] = True
@@ -56,9 +57,9 @@ class _WithFactor(Attack):
             factor = strongest_factor(self.against, updates.known, len(updates.own), self.crafted)
         return dict.fromkeys(updates.own, self.crafted(updates.known, factor))
 
+    @abstractmethod
     def crafted(self, known: torch.Tensor, factor: float) -> torch.Tensor:
         """Return the vector of a factor, given honest updates in rows."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

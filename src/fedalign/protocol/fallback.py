@@ -3,7 +3,8 @@
 In every round the choice is no worse on held-out data than the priority clients' own aggregate of that round. That is
 no promise for the run: free clients may lower this round's loss and undo what later rounds would have built on. So
 FedAvg on the priority clients is trained as well, and both models are measured on their held-out data. While the choice
-is worse (accuracy, smoothed over some ten rounds; without classes, loss), the priority-only model is served.
+is worse (accuracy, smoothed over some ten rounds; without classes, loss), the priority-only model is served. Unless
+good rounds give credit, it is also served in every single round in which the choice is worse.
 """
 
 from __future__ import annotations

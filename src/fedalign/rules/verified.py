@@ -27,14 +27,26 @@ class Verified(Rule):
     median length of the priority clients' updates, and every coordinate is kept ``within`` so many standard deviations
     of the priority clients' mean update. A free client weighs at most ``each`` times as much as the average priority
     client, whatever sample count it claims, and all of them together at most ``total`` times as much as the priority
-    clients. These then measure, on held-out data, their own aggregate with and without each free client
-    (``probes`` clients a round, by turns), and the aggregates of the best 1, 2, 3, 4, 6, 8, … clients. The best one is
-    served. The next round trains on from the largest of them that does not raise the priority clients' loss by more
-    than the part ``tolerance``, and has no client whose update's cosine with theirs is below ``cosine``.
+    clients. These then measure, on held-out data, their own aggregate with each free client (``probes`` clients a
+    round, by turns) and without each of their own, and the aggregates of the best 1, 2, 3, 4, 6, 8, … free clients.
+    A client is as good as this round's change of the loss, or its average over the rounds, whichever is worse. The
+    best aggregate is served.
 
-    FedAvg on the priority clients is trained as well, and served whenever the choice is not better. With ``promise``
-    the record says by how much the served model may be worse (docs/research/promise.md), if the priority clients
-    have held-out data.
+    The next round trains on from another aggregate. It may hold a client only if
+
+    - neither of these two changes is an outlier among all clients', or larger than when the priority client that
+      matters most is missing;
+    - the cosine of its update with the priority clients' mean update is at least ``cosine``;
+    - it is in the better part of the clients. This part, the *breadth*, is all of them at first. It is halved when the
+      served aggregate has a higher loss than the priority-only model, and grows again in good rounds.
+
+    The largest aggregate of such clients is taken whose loss is at most ``1 + tolerance`` times that of the received
+    model or of the served one, whichever is higher.
+
+    FedAvg on the priority clients, the *priority-only model*, is trained as well. It is served in every round in which
+    the choice is worse; if the choice's loss is far higher, training goes on from it too. With ``promise`` the record
+    says by how much the served model may be worse (docs/research/promise.md), if the priority clients have held-out
+    data.
 
     >>> rule = Verified()
     >>> rule.select({3: Offer(Measure(9.0, None, 5))}, Broadcast(round=0, loss=1.0)).clients
