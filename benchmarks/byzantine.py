@@ -4,7 +4,7 @@ Ten honest clients and one to four Byzantine ones, the worst of sign flips, opti
 very different data: the heat map of ByzFL's README. Four of the honest clients are priority clients. The aggregators
 are told the number of Byzantine clients; the verified rule is not.
 
-    python benchmarks/byzantine.py [--seeds 1] [--rounds 40] [--out FILE.json]
+    python benchmarks/byzantine.py [--byzantine 1,2,3,4] [--seeds 1] [--rounds 40] [--out FILE.json]
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from fedalign.registry import AGGREGATORS
 from fedalign.training.models import logistic
 
 PRIORITY, HONEST = 4, 10
-MOST = 4  # Byzantine clients
 SPREADS = {"equal": None, "Dirichlet(1)": 1.0, "Dirichlet(0.3)": 0.3, "Dirichlet(0.1)": 0.1}
 AGGREGATOR_NAMES = ("mean", "median", "trimmed-mean", "geometric-median", "multi-krum", "nnm")
 VERIFIED = "fedalign-verified"
@@ -66,13 +65,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--byzantine", default="1,2,3,4", help="numbers of Byzantine clients")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows = []
     print("| data | Byzantine | priority |", " | ".join((*AGGREGATOR_NAMES, VERIFIED)), "|")
     print("|---" * (len(AGGREGATOR_NAMES) + 4) + "|")
     for label, spread in SPREADS.items():
-        for hostile in range(1, MOST + 1):
+        for hostile in (int(number) for number in given.byzantine.split(",")):
             began = time.monotonic()
             worst: dict[str, list[float]] = {}
             for seed in range(given.seeds):
