@@ -12,6 +12,8 @@ from fedalign.aggregation.buffer_checks import BufferReader, wrong_buffers
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.live_run import LiveRun
 
+pytestmark = pytest.mark.slow
+
 LOCAL = fa.LocalSGD(lr=0.05, epochs=2, batch_size=10)
 RULES = [fa.Everyone(), fa.Align(9.0), fa.GradientAlign(-1), fa.TrustWeighted(), fa.AutoAlign()]
 HOSTILE = 4

@@ -11,6 +11,8 @@ from fedalign import cli
 from fedalign.attacks.settings import as_adversary, in_words, resolve_adversary
 from fedalign.experiments.config import load
 
+pytestmark = pytest.mark.slow
+
 RUN = ["run", "synth-low", "--seeds", "2", "--rounds", "6", "--quiet"]
 
 

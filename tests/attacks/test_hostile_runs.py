@@ -13,6 +13,8 @@ from fedalign.attacks.hostile import HostileClients, hostile_clients
 from fedalign.attacks.settings import as_adversary, resolve_adversary
 from fedalign.registry import ATTACKS
 
+pytestmark = pytest.mark.slow
+
 LOCAL = fa.LocalSGD(lr=0.3, epochs=3, batch_size=20)
 FREE = 8
 

@@ -17,6 +17,8 @@ from fedalign.experiments.redteam_runs import Figures, stacks
 from fedalign.experiments.redteam_table import table_of, worst_cases
 from fedalign.report.redteam_plot import heat_map, signed, tint
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["redteam", "trust-synth", "--rounds", "3", "--seeds", "2", "--fractions", "0.25,0.75", "--device", "cpu"]
 FEW = ["--rules", "all,all+trimmed-mean", "--attacks", "sign-flip,backdoor(target=1)"]
 

@@ -14,6 +14,8 @@ import pytest
 from fedalign.protocol.promise import promise
 from fedalign.protocol.records import Promise
 
+pytestmark = pytest.mark.slow
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 check = importlib.import_module("promise")
 sys.path.pop(0)

@@ -14,6 +14,8 @@ from fedalign.attacks.attack import Attack
 from fedalign.simulation.api import simulate_many
 from fedalign.simulation.spec import RunSpec
 
+pytestmark = pytest.mark.slow
+
 PRIORITY, FREE, ROUNDS = 3, 8, 10
 RULES = {"all": fa.Everyone, "verified": fa.Verified}
 LOCAL = fa.LocalSGD(lr=0.2, epochs=2, batch_size=20)
