@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from fedalign.attacks.settings import resolve_adversary
 from fedalign.errors import FedalignError, nearest
 from fedalign.registry import ATTACKS
+from fedalign.settings.toml_file import read_toml
 
 _LONG = 9.9  # just under the length at which a deployment refuses an update: 10 times the longest priority client's
 
@@ -80,13 +80,7 @@ def _own(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FedalignError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedalignError(f"{path} is not valid TOML: {error}") from error
-    section = table.get("adversary")
+    section = read_toml(path).get("adversary")
     if not isinstance(section, dict):
         raise FedalignError(f"{path} has no section [adversary]")
     return section

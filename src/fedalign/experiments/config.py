@@ -27,6 +27,7 @@ from fedalign.registry import (
     SERVER_OPTIMIZERS,
     SERVER_STEPS,
 )
+from fedalign.settings.toml_file import read_toml
 from fedalign.settings.typed_values import check_type
 from fedalign.settings.validation import options_of
 from fedalign.training.schedules import Schedule
@@ -117,12 +118,7 @@ def load(name: str, overrides: Mapping[str, Any] | None = None, folder: Path | N
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FedalignError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedalignError(f"{path} is not valid TOML: {error}") from error
+    table = read_toml(path)
     table.setdefault("name", path.stem)
     return table
 

@@ -112,7 +112,11 @@ def simulate(
         model = functools.partial(MODELS.make, MODELS.resolve("model", model))  # made anew, with the seed's weights
     per_sample: PerSampleLoss = LOSSES.accept("loss", loss)
     simulation = Simulation([spec], model, loss=per_sample, device=device, engine=engine, chunk=chunk, tf32=tf32)
-    (result,) = simulation.run(lambda _, done: None if on_round is None else on_round(done))
+    return _finished(*simulation.run(lambda _, done: None if on_round is None else on_round(done)))
+
+
+def _finished(result: SimulationResult) -> SimulationResult:
+    """Return a result; raises its error, with the rounds until then, if training diverged."""
     if result.error is not None:
         result.error.history = result.history
         raise result.error
