@@ -1,4 +1,4 @@
-"""``fedalign report``: write the plots, tables and HTML page of finished runs."""
+"""``fedalign report``: write the plots, tables and HTML page of runs, or serve the page while they run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
+
+from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
     from fedalign.cli.options import Subcommands
@@ -23,10 +25,45 @@ def add(commands: Subcommands) -> None:
         metavar="DIR",
         help="the output folder (default: that of the run, or report/ for several runs)",
     )
+    command.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve the page on this machine and keep it up to date while the runs go on",
+    )
+    command.add_argument(
+        "--port", type=int, default=None, metavar="N", help="with --serve: the port (default: any free port)"
+    )
     command.set_defaults(command=_report)
 
 
 def _report(options: argparse.Namespace) -> int:
+    if options.port is not None and not options.serve:
+        raise FedalignError("--port needs --serve")
+    return _serve(options) if options.serve else _write(options)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from fedalign.report.serve import LiveReport, ReportServer
+
+    if options.out is not None:
+        raise FedalignError("--serve writes nothing, so it takes no --out")
+    if options.port is not None and not 0 <= options.port <= 65535:
+        raise FedalignError(f"--port must be from 0 to 65535, not {options.port}")
+    report = LiveReport(options.folders)
+    report.data()  # a damaged folder is reported here, not to a browser
+    with ReportServer(report, options.port or 0) as server:
+        console = Console(highlight=False)
+        console.print(
+            f"The report is at {server.address} while this command runs. Press Ctrl-C to end it.", soft_wrap=True
+        )
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console.print("ended")
+    return 0
+
+
+def _write(options: argparse.Namespace) -> int:
     from fedalign.report.page import write_report
     from fedalign.report.read_runs import read_run
     from fedalign.report.table import incentive_table, terminal_table

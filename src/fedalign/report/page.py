@@ -1,24 +1,39 @@
-"""Writes a report: pictures as PNG and PDF files, and one HTML page that contains its pictures.
+"""Writes a report: pictures as PNG and PDF files, and one HTML page that works without a network.
 
-The page is rendered from the templates in ``templates/`` with autoescape on: names, descriptions and error messages
-come from users and clients, and must never be read as HTML.
+The page holds its data and its script. Words and tables are rendered from the templates in ``templates/`` with
+autoescape on; the script in ``assets/page/`` draws the rest and puts texts in as text. Names, descriptions, reasons and
+error messages come from users and clients, and must never be read as HTML. Charts are drawn by uPlot: it is the lightest
+library that zooms and follows the pointer (51 kB; Plotly's smallest bundle has 1.2 MB), and its licence lies beside it.
 """
 
 from __future__ import annotations
 
-import base64
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from fedalign.errors import FedalignError
-from fedalign.report import plot_style, promise_table, theory_table
+from fedalign.experiments.store import write_atomically
+from fedalign.report import plot_style
 from fedalign.report.gallery import gallery
+from fedalign.report.page_data import packed, page_data
 from fedalign.report.read_runs import RunFolder
-from fedalign.report.table import INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, NOTE, headings, incentive_rows, rows
+from fedalign.report.sections import difference_rows, run_sections
+
+#: the parts of the page that are rendered as HTML, by the id of the element that holds them
+PARTS = {
+    "summary-words": "summary.html.j2",
+    "gains": "gains.html.j2",
+    "promises": "promises.html.j2",
+    "cost-tables": "costs.html.j2",
+    "setting-tables": "settings.html.j2",
+}
+_SCRIPTS = ("base", "chart", "curves", "map", "client", "choices", "main")  # in the order in which they are defined
 
 
 @dataclass(frozen=True)
@@ -32,32 +47,55 @@ class Report:
 def write_report(runs: Sequence[RunFolder], folder: Path) -> Report:
     """Draw the pictures of all runs into ``folder`` and write ``report.html`` there.
 
-    Several runs share one page; their pictures' file names then begin with the run's number and folder.
+    Several runs share one page; their pictures' file names then begin with the run's number and folder. Raises
+    :class:`FedalignError` if the folder cannot be written.
     """
-    sections: list[dict[str, Any]] = []
     pictures: list[Path] = []
+    names: list[list[str]] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, run in enumerate(runs, start=1):
             prefix = "" if len(runs) == 1 else f"{number}-{run.folder.name}-"
-            images = []
+            names.append([])
             for picture in gallery(run):
-                written = plot_style.save(picture.figure, folder / f"{prefix}{picture.name}")
-                pictures += written
-                images.append({"title": picture.title, "data": _base64_png(written)})
-            sections.append(_section(run, images))
+                pictures += plot_style.save(picture.figure, folder / f"{prefix}{picture.name}")
+                names[-1].append(f"{prefix}{picture.name}")
         page = folder / "report.html"
-        page.write_text(render_page(sections), encoding="utf-8")
+        write_atomically(page, render_page(runs, names))
     except OSError as error:
         raise FedalignError(f"cannot write the report to {folder}: {error.strerror}") from error
     return Report(page, pictures)
 
 
-def render_page(sections: Sequence[dict[str, Any]]) -> str:
-    """Render the HTML page; a section is what ``templates/run.html.j2`` needs for one run."""
-    return environment().get_template("report.html.j2").render(sections=sections)
+def render_page(
+    runs: Sequence[RunFolder], pictures: Sequence[Sequence[str]] = (), *, live: bool = False, status: str = ""
+) -> str:
+    """Render the page of some runs; a ``live`` page asks its server for newer data, and shows ``status``."""
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            title=", ".join(dict.fromkeys(run.name for run in runs)),
+            html=render_parts(runs, pictures),
+            data=packed(page_data(runs)),
+            assets=_assets(),
+            live=live,
+            status=status,
+        )
+    )
 
 
+def render_parts(runs: Sequence[RunFolder], pictures: Sequence[Sequence[str]] = ()) -> dict[str, Markup]:
+    """Render the words and tables of some runs: HTML by the id of the element that holds it."""
+    sections, differences = run_sections(runs, pictures), difference_rows(runs)
+    made = environment()
+    return {
+        name: Markup(made.get_template(template).render(runs=sections, differences=differences))
+        for name, template in PARTS.items()
+    }
+
+
+@functools.cache
 def environment() -> jinja2.Environment:
     """Return the environment that renders the package's templates, with autoescape on."""
     return jinja2.Environment(
@@ -70,74 +108,17 @@ def environment() -> jinja2.Environment:
     )
 
 
-def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]:
-    summary = run.summary
+@functools.cache
+def _assets() -> dict[str, Markup]:
+    """Read the scripts and styles that the page holds."""
+    folder = resources.files("fedalign.report") / "assets"
+
+    def read(name: str) -> str:
+        return (folder / name).read_text(encoding="utf-8")
+
     return {
-        "name": run.name,
-        "description": run.settings["description"],
-        "adversary": _adversary(run.settings),
-        "summary": summary,
-        "headings": headings(summary),
-        "rows": [{"cells": cells, "best": best} for *cells, best in rows(summary)],
-        "note": NOTE,
-        "failures": [
-            f"{arm}, seed {seed}: {message}"
-            for arm, figures in summary["arms"].items()
-            for seed, message in figures["diverged"].items()
-        ],
-        "incentive": _incentive(summary),
-        "promise": _promise(summary),
-        "theory": _theory(summary),
-        "images": images,
+        "chart_css": Markup(read("uplot.min.css")),
+        "chart_js": Markup(f"/*\n{read('uplot.LICENSE')}*/\n{read('uplot.min.js')}"),
+        "theme": Markup(read("page/theme.js")),
+        "page_js": Markup("\n".join(read(f"page/{name}.js") for name in _SCRIPTS)),
     }
-
-
-def _adversary(settings: dict[str, Any]) -> str | None:
-    """Describe the run's hostile clients; None without any."""
-    from fedalign.attacks.settings import in_words
-
-    return in_words(settings["adversary"]) if "adversary" in settings else None
-
-
-def _incentive(summary: dict[str, Any]) -> dict[str, Any] | None:
-    found = incentive_rows(summary)
-    if not found:
-        return None
-    return {
-        "title": INCENTIVE_TITLE,
-        "headings": INCENTIVE,
-        "rows": [{"cells": cells, "best": False} for cells in found],
-        "note": INCENTIVE_NOTE,
-    }
-
-
-def _promise(summary: dict[str, Any]) -> dict[str, Any] | None:
-    found = promise_table.promise_rows(summary)
-    if not found:
-        return None
-    return {
-        "title": promise_table.TITLE,
-        "sentences": promise_table.promise_sentences(summary),
-        "headings": promise_table.HEADINGS,
-        "rows": [{"cells": cells, "best": False} for cells in found],
-        "note": promise_table.NOTE,
-    }
-
-
-def _theory(summary: dict[str, Any]) -> dict[str, Any] | None:
-    theory = summary.get("theory")
-    if not theory:
-        return None
-    if "fails" in theory:
-        return {"fails": theory["fails"]}
-    return {
-        "fails": None,
-        "headings": theory_table.HEADINGS,
-        "rows": [{"cells": cells, "best": False} for cells in theory_table.theory_rows(theory)],
-        "note": theory_table.theory_note(theory),
-    }
-
-
-def _base64_png(files: Sequence[Path]) -> str:
-    png = next(path for path in files if path.suffix == ".png")
-    return base64.b64encode(png.read_bytes()).decode("ascii")

@@ -42,6 +42,17 @@ def colour(arm: str, index: int) -> str:
     return _COLOURS.get(arm, _SPARE_COLOURS[index % len(_SPARE_COLOURS)])
 
 
+def style_numbers(arms: Sequence[str]) -> dict[str, int]:
+    """Number the arms' styles: the built-in arms always have the same one, others those that come after.
+
+    >>> style_numbers(["auto", "mine", "priority"])
+    {'auto': 5, 'mine': 6, 'priority': 0}
+    """
+    fixed = list(_COLOURS)
+    others = [arm for arm in dict.fromkeys(arms) if arm not in fixed]
+    return {arm: fixed.index(arm) if arm in fixed else len(fixed) + others.index(arm) for arm in arms}
+
+
 def figure_of(height: float = 4.2) -> tuple[Figure, Axes]:
     """Make a figure with one pair of axes, ``height`` inches high."""
     figure, axes = _subplots(1, 1, (7.2, height))
