@@ -1,4 +1,4 @@
-"""Draws the figures in the form of the paper: a panel for each experiment, the mean over seeds with a band."""
+"""Draws the figures in the form of the paper: a panel for each experiment, means and deviations over seeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedalign.paper.figures import Figure as PaperFigure
 from fedalign.protocol.plan import warmup_rounds
-from fedalign.report.plot_style import colour, panels
+from fedalign.report.plot_style import colour, legend_above, line, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,13 +26,12 @@ def draw(figure: PaperFigure, results: Mapping[str, Mapping[str, Any]]) -> Figur
     for row, curve in enumerate(figure.curves):
         for column, name in enumerate(there):
             _panel(axes[row][column], results[name], curve, figure.arms)
-            axes[row][column].set_title(f"{name} ({results[name]['data']})", fontsize=9)
+            axes[row][column].set_title(f"{name} ({results[name]['data']})", fontsize=7)
             if row == len(figure.curves) - 1:
                 axes[row][column].set_xlabel("communication round")
             if column == 0:
                 axes[row][column].set_ylabel(_LABELS[curve])
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    legend_above(drawn, axes[0][0], 6)
     return drawn
 
 
@@ -46,10 +45,11 @@ def _panel(axes: Any, results: Mapping[str, Any], curve: str, arms: Sequence[str
         mean, std = (np.array(values[key], float) * scale for key in ("mean", "std"))
         rounds = np.arange(1, len(mean) + 1)
         wide = arm == "priority"  # FedALIGN equals `priority` if it admits nobody; the wider line stays visible
-        axes.plot(
-            rounds, mean, color=colour(arm, index), label=arm, linewidth=3.0 if wide else 1.4, zorder=2 if wide else 3
-        )
-        axes.fill_between(rounds, mean - std, mean + std, color=colour(arm, index), alpha=0.1, linewidth=0)
+        axes.plot(rounds, mean, label=arm, linewidth=2.4 if wide else 1.1, zorder=2 if wide else 3, **line(arm, index))
+        # Bars at other rounds for every arm: bands would lie on each other.
+        places = slice(len(mean) * (2 * index + 1) // 24, None, max(1, len(mean) // 6))
+        bars = {"fmt": "none", "ecolor": colour(arm, index), "elinewidth": 0.7, "capsize": 1.5}
+        axes.errorbar(rounds[places], mean[places], std[places], **bars)
         seen += [*mean[len(mean) // 20 :]]
     warmup = warmup_rounds(results["warmup"], results["rounds"])
     if warmup:
@@ -72,10 +72,10 @@ def _incentive(figure: PaperFigure, results: Mapping[str, Mapping[str, Any]]) ->
             if height is not None:
                 axes[0][column].bar(place, 100 * height, color=colour(arm, place), width=0.7)
                 axes[0][column].annotate(
-                    f"{100 * height:.1f}", (place, 100 * height), ha="center", va="bottom", fontsize=8
+                    f"{100 * height:.1f}", (place, 100 * height), ha="center", va="bottom", fontsize=6
                 )
-        axes[0][column].set_xticks(range(len(bars)), list(bars), rotation=20, fontsize=8)
-        axes[0][column].set_title(f"{name} ({results[name]['data']})", fontsize=9)
+        axes[0][column].set_xticks(range(len(bars)), list(bars), rotation=30, fontsize=6)
+        axes[0][column].set_title(f"{name} ({results[name]['data']})", fontsize=7)
         axes[0][column].set_ylim(0, 105)
         axes[0][column].grid(visible=False, axis="x")
     axes[0][0].set_ylabel("free clients' test accuracy (%)")

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedalign.protocol.records import History, RoundRecord
-from fedalign.report.plot_style import figure_of, rounds_axis
+from fedalign.report.plot_style import MARKERS, figure_of, legend_above, rounds_axis
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -29,29 +28,30 @@ def chosen_epsilon(runs: Mapping[int, History], title: str) -> Figure | None:
     }
     if not histories:
         return None
-    figure, axes = figure_of(height=4.4)
+    figure, axes = figure_of(title, 2.8)
     picked = {
         seed: [(r.round + 1, r.epsilon) for r in history.rounds if r.tried and r.epsilon is not None]
         for seed, history in histories.items()
     }
     finite = [e for points in picked.values() for _, e in points if 0 < e < np.inf]
     top = 2 * max(finite, default=1.0)  # where ∞ is drawn
-    for tint, (seed, points) in zip(_tints(len(picked)), picked.items(), strict=True):
+    for number, (tint, (seed, points)) in enumerate(zip(_tints(len(picked)), picked.items(), strict=True)):
         x, y = [at for at, _ in points], np.minimum([e for _, e in points], top)
-        axes.plot(x, y, "o", ms=4, alpha=0.7, mew=0, color=tint, label=f"seed {seed}", clip_on=False)
+        axes.plot(x, y, _marker(number), ms=2.2, mew=0, color=tint, label=f"seed {seed}", clip_on=False)
         fallback = [r.round + 1 for r in histories[seed].rounds if fallback_served(r)]
         if fallback:
-            axes.plot(fallback, [0] * len(fallback), "x", ms=5, mew=1.2, color=tint, clip_on=False, zorder=3)
+            axes.plot(fallback, [0] * len(fallback), "x", ms=3, mew=0.7, color=tint, clip_on=False, zorder=3)
     if any(fallback_served(r) for history in histories.values() for r in history.rounds):
-        axes.plot([], [], "x", ms=5, mew=1.2, color="black", label="fallback: priority-only model served")
+        axes.plot([], [], "x", ms=3, mew=0.7, color="black", label="fallback: priority-only model served")
     axes.set_yscale("symlog", linthresh=0.01)
     axes.set_ylim(0, 1.1 * top)
     if any(e == np.inf for points in picked.values() for _, e in points):
         axes.set_yticks([*(tick for tick in axes.get_yticks() if tick < top), top])
         labels = [f"{tick:g}" for tick in axes.get_yticks()[:-1]]
         axes.set_yticklabels([*labels, "∞"])
-    axes.set(title=title, ylabel="chosen ε (0: no free client)")
-    _finish(axes)
+    axes.set(ylabel="chosen ε (0: no free client)")
+    rounds_axis(axes)
+    legend_above(figure, axes, 2)
     return figure
 
 
@@ -72,11 +72,11 @@ def candidate_losses(runs: Mapping[int, History], title: str) -> Figure | None:
                     (picked.setdefault(seed, []) if t.chosen else others).append((r.round + 1, t.loss / nobody))
     if not picked:
         return None
-    figure, axes = figure_of(height=4.4)
-    axes.plot(*_columns(others), "o", ms=2.4, alpha=0.5, mew=0, color="0.6", label="other candidates", rasterized=True)
-    axes.axhline(1.0, color="0.4", linestyle=":", linewidth=1)
-    for tint, (seed, points) in zip(_tints(len(picked)), picked.items(), strict=True):
-        axes.plot(*_columns(points), "o", ms=4, alpha=0.7, mew=0, color=tint, label=f"chosen, seed {seed}")
+    figure, axes = figure_of(title, 2.8)
+    axes.plot(*_columns(others), ".", ms=1.5, mew=0, color="0.7", label="other candidates", rasterized=True)
+    axes.axhline(1.0, color="0.4", linestyle=":", linewidth=0.8)
+    for number, (tint, (seed, points)) in enumerate(zip(_tints(len(picked)), picked.items(), strict=True)):
+        axes.plot(*_columns(points), _marker(number), ms=2.2, mew=0, color=tint, label=f"chosen, seed {seed}")
     low = min(share for points in picked.values() for _, share in points)
     axes.set_yscale("log")
     axes.set_ylim(low / 1.1, max(1 / low, 2.0))  # far worse candidates would flatten the rest
@@ -84,8 +84,9 @@ def candidate_losses(runs: Mapping[int, History], title: str) -> Figure | None:
     ticks = [tick for tick in steps if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set(title=title, ylabel="held-out loss, relative to\nthe candidate without free clients")
-    _finish(axes)
+    axes.set(ylabel="held-out loss, relative to\nthat without free clients")
+    rounds_axis(axes)
+    legend_above(figure, axes, 2)
     return figure
 
 
@@ -94,9 +95,8 @@ def fallback_served(record: RoundRecord) -> bool:
     return bool(record.tried and record.fallback and record.fallback.behind)
 
 
-def _finish(axes: Axes) -> None:
-    rounds_axis(axes)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
+def _marker(number: int) -> str:
+    return MARKERS[number % len(MARKERS)]
 
 
 def _tints(seeds: int) -> npt.NDArray[np.float64]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedalign.protocol.records import History
-from fedalign.report.plot_style import HIGHLIGHT, colour, figure_of, rounds_axis
+from fedalign.report.plot_style import HIGHLIGHT, MARKERS, colour, colour_bar, figure_of, legend_above, rounds_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,22 +36,22 @@ def admitted(runs: Mapping[int, History], title: str) -> Figure:
         for r in history.rounds:
             for row, k in enumerate(free):
                 share[row, r.round] += (r.clients[k].decision in ("admitted", "base")) / len(histories)
-    figure, axes = figure_of(height=max(2.6, min(9.0, 0.9 + 0.24 * len(free))))
+    figure, axes = figure_of(title, max(1.8, min(7.0, 0.7 + 0.13 * len(free))))
     image = axes.imshow(
         share, aspect="auto", interpolation="nearest", cmap="Greens", vmin=0, vmax=1,
         extent=(0.5, rounds + 0.5, len(free) - 0.5, -0.5),
     )  # fmt: skip
     step = max(1, len(free) // 25)
     axes.set_yticks(range(0, len(free), step), names[::step])
-    axes.set(title=title, ylabel="free client")
+    axes.set(ylabel="free client")
     rounds_axis(axes)
     axes.grid(visible=False)
     if not share.any():
         axes.text(0.5, 0.5, "no free client was admitted", transform=axes.transAxes, ha="center", color="0.35")
     two_models = any(r.base for history in histories for r in history.rounds)
-    label = "in the served or training model" if two_models else "admitted"
+    label = "used" if two_models else "admitted"
     label = label if len(histories) == 1 else f"{label}\n(share of {len(histories)} seeds)"
-    figure.colorbar(image, ax=axes, label=label)
+    colour_bar(figure, image, axes, label)
     return figure
 
 
@@ -74,25 +74,26 @@ def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], al
     }
     if not any(pairs.values()):
         return None
-    figure, axes = figure_of(height=5.2)
+    figure, axes = figure_of(title, 3.4)
     for index, arm in enumerate(tests):
         if points := pairs.get(arm):
             better = sum(shared > local for local, shared in points)
             axes.scatter(
                 [local for local, _ in points],
                 [shared for _, shared in points],
-                s=14,
-                alpha=0.55,
-                color=colour(arm, index),
-                linewidths=0,
+                s=9,
+                marker=MARKERS[index % len(MARKERS)],
+                facecolors="none",
+                edgecolors=colour(arm, index),
+                linewidths=0.6,
                 label=f"{arm}: {better} of {len(points)} better off",
             )
-    axes.axline((0, 0), slope=1, color="0.4", linestyle=":", linewidth=1)
+    axes.axline((0, 0), slope=1, color="0.4", linestyle=":", linewidth=0.8)
     axes.set(
-        title=title, xlabel="accuracy with its own local model (%)", ylabel="accuracy with the shared model (%)",
+        xlabel="accuracy with its own local model (%)", ylabel="accuracy with the shared model (%)",
         xlim=(-2, 102), ylim=(-2, 102),
     )  # fmt: skip
-    axes.legend(frameon=False, fontsize=9)
+    legend_above(figure, axes, 2)
     return figure
 
 
@@ -105,7 +106,7 @@ def class_counts(federation: Federation, title: str) -> Figure:
         # A client with a single sample trains and evaluates on it: count it once.
         rows = np.union1d(client.train, client.heldout)
         counts[k] = np.bincount(labels[rows].numpy(), minlength=classes) if classes > 1 else len(rows)
-    figure, axes = figure_of(height=max(2.6, min(11.0, 0.9 + 0.16 * len(federation))))
+    figure, axes = figure_of(title, max(1.8, min(8.0, 0.7 + 0.1 * len(federation))))
     image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
     names = [client.name for client in federation.clients]
     step = max(1, len(names) // 30)
@@ -113,11 +114,10 @@ def class_counts(federation: Federation, title: str) -> Figure:
     axes.set_xticks(range(0, classes, max(1, classes // 24)))
     for k, client in enumerate(federation.clients):
         if client.priority:
-            axes.plot(-0.5, k, marker=">", color=HIGHLIGHT, markersize=7, clip_on=False)
+            axes.plot(-0.5, k, marker=">", color=HIGHLIGHT, markersize=4, clip_on=False)
     axes.plot([], [], marker=">", linestyle="", color=HIGHLIGHT, label="priority client")
-    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0))
-    axes.set_title(title, loc="left")
+    legend_above(figure, axes)
     axes.set(xlabel="class", ylabel="client")
     axes.grid(visible=False)
-    figure.colorbar(image, ax=axes, label="samples")
+    colour_bar(figure, image, axes, "samples")
     return figure

@@ -42,6 +42,10 @@ def _rounds(run: RunFolder) -> Iterator[Picture]:
         title = f"{run.name}: test accuracy of the priority clients"
         figure = round_plots.curves(accuracies, "test_accuracy", title, "test accuracy (%)", warmup, percent=True)
         yield Picture("accuracy", title, figure)
+        title = f"{run.name}: test accuracy of the priority clients, median and quartiles over seeds"
+        spread = round_plots.spreads(accuracies, "test_accuracy", title, "test accuracy (%)", warmup, percent=True)
+        if spread is not None:
+            yield Picture("accuracy-spread", title, spread)
     if losses := _with_values(run, "train_loss"):
         title = f"{run.name}: training loss of the priority clients"
         yield Picture("loss", title, round_plots.curves(losses, "train_loss", title, "training loss", warmup))

@@ -1,9 +1,10 @@
 """Writes a report: pictures as PNG and PDF files, and one HTML page that works without a network.
 
 The page holds its data and its script. Words and tables are rendered from the templates in ``templates/`` with
-autoescape on; the script in ``assets/page/`` draws the rest and puts texts in as text. Names, descriptions, reasons and
-error messages come from users and clients, and must never be read as HTML. Charts are drawn by uPlot: it is the lightest
-library that zooms and follows the pointer (51 kB; Plotly's smallest bundle has 1.2 MB), and its licence lies beside it.
+autoescape on; the script in ``assets/page/`` draws the rest and puts texts in as text. Names, descriptions, reasons
+and error messages come from users and clients, and must never be read as HTML. Charts are drawn by uPlot: it is the
+lightest library that zooms and follows the pointer (51 kB; Plotly's smallest bundle has 1.2 MB). Its licence lies
+beside it, and in the page.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedalign.protocol.records import History, Promise
-from fedalign.report.plot_style import colour, figure_of, rounds_axis
+from fedalign.report.plot_style import colour, figure_of, legend_above, rounds_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ def promises(arms: Mapping[str, Mapping[int, History]], title: str) -> Figure | 
     shown = [(index, arm, _by_round(runs)) for index, (arm, runs) in enumerate(arms.items())]
     if not any(rounds for _, _, rounds in shown):
         return None
-    figure, axes = figure_of()
+    figure, axes = figure_of(title)
     for index, arm, rounds in shown:
         if not rounds:
             continue
@@ -30,15 +30,15 @@ def promises(arms: Mapping[str, Mapping[int, History]], title: str) -> Figure | 
         measured = [
             100 * np.mean([(p.lost - p.gained) / max(p.samples, 1) for p in every]) for every in rounds.values()
         ]
-        axes.plot(x, measured, ".", ms=4, color=tint, alpha=0.7)
-        axes.plot(x, [_worst(every, "worse_by") for every in rounds.values()], color=tint, linewidth=1.6, label=arm)
-        axes.plot(x, [_worst(every, "strict") for every in rounds.values()], "--", color=tint, linewidth=1.2)
+        axes.plot(x, measured, ".", ms=2, mew=0, color=tint)
+        axes.plot(x, [_worst(every, "worse_by") for every in rounds.values()], color=tint, linewidth=1.1, label=arm)
+        axes.plot(x, [_worst(every, "strict") for every in rounds.values()], "--", color=tint, linewidth=0.9)
     axes.axhline(0.0, color="0.4", linestyle=":", linewidth=1)
-    axes.set(title=title, ylabel="worse than the priority-only model\n(percentage points)")
+    axes.set(ylabel="worse than priority-only\n(percentage points)")
     for style, name in ((".", "measured"), ("-", "bound"), ("--", "strict bound")):
         axes.plot([], [], style, color="0.35", label=name)
     rounds_axis(axes)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=6, frameon=False)
+    legend_above(figure, axes)
     return figure
 
 

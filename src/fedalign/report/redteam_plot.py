@@ -48,14 +48,14 @@ def heat_map(worst: Sequence[Worst], title: str) -> Figure:
     """
     rules = list(dict.fromkeys(one.rule for one in worst))
     fractions = sorted({one.fraction for one in worst})
-    figure, axes = plot_style.figure_of(1.5 + 0.72 * len(rules))
+    figure, axes = plot_style.figure_of(title, 0.8 + 0.36 * len(rules))
     axes.grid(visible=False)
     for one in worst:
         x, y = fractions.index(one.fraction), rules.index(one.rule)
         axes.fill_between([x - 0.49, x + 0.49], y - 0.48, y + 0.48, color=tint(one.gain), linewidth=0)
-        axes.text(x, y - 0.12, signed(one.gain), ha="center", va="center", size=14, weight="bold")
+        axes.text(x, y - 0.12, signed(one.gain), ha="center", va="center", size=8, weight="bold")
         seed = f"worst seed {signed(one.worst_seed)}"
-        axes.text(x, y + 0.27, seed, ha="center", va="center", size=8)
+        axes.text(x, y + 0.27, seed, ha="center", va="center", size=5)
     axes.set_xlim(-0.5, len(fractions) - 0.5)
     axes.set_ylim(len(rules) - 0.5, -0.5)
     axes.set_xticks(range(len(fractions)), [_column(fraction) for fraction in fractions])
@@ -64,8 +64,7 @@ def heat_map(worst: Sequence[Worst], title: str) -> Figure:
     axes.xaxis.tick_top()
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_title(title, size=11, pad=12)
-    axes.set_xlabel("points of test accuracy above priority, worst of all attacks", size=9)
+    axes.set_xlabel("points of test accuracy above priority, worst of all attacks", size=7)
     return figure
 
 

@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "fedalign"
     sys_version = ""
 
-    def do_GET(self) -> None:  # noqa: N802, the name that http.server calls
+    def do_GET(self) -> None:
         if self.headers.get("Host") not in self.server.own_names:
             self._send(403, b"this server answers to its own address only\n", "text/plain; charset=utf-8")
             return
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         except FedalignError as error:
             self._send(500, f"{error}\n".encode(), "text/plain; charset=utf-8")
 
-    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002, its name there
+    def log_message(self, format: str, *arguments: Any) -> None:
         """Print nothing: a line for every question of the page would bury the address."""
 
     def _send_data(self, answer: Answer) -> None:
