@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import federation, linear
+from PIL import Image
 
 import fedalign as fa
 from fedalign.report import autoalign_plots, client_plots, plot_style, round_plots
@@ -27,7 +28,8 @@ def histories():
 
 
 def labels(figure):
-    return [text.get_text() for axes in figure.axes for text in (axes.get_legend().get_texts() if axes.legend_ else [])]
+    assert not any(axes.get_legend() for axes in figure.axes), "a legend may hide data"
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
 def test_the_heat_map_shows_who_was_admitted(histories):
@@ -122,3 +124,38 @@ def test_a_saved_picture_is_the_same_every_time(tmp_path):
         return [path.read_bytes() for path in plot_style.save(figure, tmp_path / name)]
 
     assert draw("a") == draw("b")
+
+
+@pytest.mark.pictures
+def test_pictures_are_made_for_papers(histories, tmp_path):
+    wide = round_plots.spreads(histories, "test_accuracy", "title", "label", 1, percent=True)
+    column = round_plots.curves(histories, "test_accuracy", "Test accuracy", "label", 1, percent=True)
+    for name, figure, width in (("wide", wide, plot_style.TEXT), ("column", column, plot_style.COLUMN)):
+        png, pdf = plot_style.save(figure, tmp_path / name)
+        with Image.open(png) as picture:
+            assert picture.width == round(300 * width)
+            assert picture.info["dpi"][0] == pytest.approx(300, abs=0.1)
+            assert picture.info["Title"] == figure.get_label()
+        assert b"/Type3" not in pdf.read_bytes()
+
+
+def test_arms_are_told_apart_without_colours(histories):
+    figure = round_plots.curves(histories, "test_accuracy", "title", "label", 1, percent=True)
+    lines = [line for line in figure.axes[0].lines if line.get_label() in histories]
+    assert len({(line._dash_pattern[0], tuple(line._dash_pattern[1] or ())) for line in lines}) == len(histories)
+    assert not figure.axes[0].collections  # no bands
+    arms = ["priority", "all", "fedalign", "local", "fedalign-train", "auto"]
+    assert len({str(plot_style.line(arm, 0)["linestyle"]) for arm in arms}) == len(arms)
+    assert len({plot_style.line(arm, 0)["color"] for arm in arms}) == len(arms)
+
+
+def test_spreads_are_quartiles_in_a_panel_for_each_arm(histories):
+    figure = round_plots.spreads(histories, "test_accuracy", "title", "label", 1, percent=True)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(histories)
+    runs = np.array([[100 * r.test_accuracy for r in h.rounds] for h in histories["fedalign"].values()])
+    drawn = [np.asarray(line.get_ydata()) for line in figure.axes[0].lines]
+    for part in (0.25, 0.5, 0.75):
+        expected = np.quantile(runs, part, axis=0)
+        assert any(values.shape == expected.shape and np.allclose(values, expected) for values in drawn)
+    single = {arm: {0: runs[0]} for arm, runs in histories.items()}
+    assert round_plots.spreads(single, "test_accuracy", "title", "label", 1) is None

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import federation, linear
@@ -14,6 +15,7 @@ from fedalign.protocol.promise import promise
 from fedalign.protocol.records import Promise
 from fedalign.report import page, promise_plots
 from fedalign.report.promise_table import promise_rows, promise_sentences
+from fedalign.report.read_runs import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +61,16 @@ def test_rows_and_sentences(plain):
 
 def test_the_page_tells_it_and_escapes_names(plain):
     name = "<b>arm</b>"
-    summary = {"arms": summarise({name: {0: promising(plain, 12.0, 10.0)}}, {}, set())}
-    summary |= {"rounds": 3, "seeds": [0], "device": "cpu", "seconds": 1.0}
-    section = {
-        "adversary": None,
-        "name": "x", "description": "", "summary": summary, "headings": [], "rows": [], "note": "", "failures": [],
-        "incentive": None, "promise": page._promise(summary), "theory": None, "images": [],
-    }  # fmt: skip
-    written = page.render_page([section])
+    histories = {name: {0: promising(plain, 12.0, 10.0)}}
+    summary = {"arms": summarise(histories, {}, set()), "seeds": [0]}
+    settings = {"name": "x", "description": "", "rounds": 3, "warmup": 0, "arms": [name]}
+    run = RunFolder(Path("x"), settings, summary, histories, {})
+    written = page.render_page([run])
     assert "Can the served model be worse" in written
     assert "&lt;b&gt;arm&lt;/b&gt;: with probability 95 %" in written
     assert name not in written
     del summary["arms"][name]["promise"]  # a summary of an earlier version
-    assert page._promise(summary) is None
+    assert "Can the served model be worse" not in page.render_page([run])
 
 
 def test_the_picture_shows_the_largest_bounds(plain):

@@ -1,4 +1,4 @@
-"""Draws the figures in the form of the paper: a panel for each experiment, means and deviations over seeds."""
+"""Draws the figures in the form of the paper: a panel for each experiment, with means over seeds."""
 
 from __future__ import annotations
 
@@ -42,14 +42,10 @@ def _panel(axes: Any, results: Mapping[str, Any], curve: str, arms: Sequence[str
         if arm not in results["arms"]:
             continue
         values = results["arms"][arm]["curves"][curve]
-        mean, std = (np.array(values[key], float) * scale for key in ("mean", "std"))
+        mean = np.array(values["mean"], float) * scale
         rounds = np.arange(1, len(mean) + 1)
         wide = arm == "priority"  # FedALIGN equals `priority` if it admits nobody; the wider line stays visible
         axes.plot(rounds, mean, label=arm, linewidth=2.4 if wide else 1.1, zorder=2 if wide else 3, **line(arm, index))
-        # Bars at other rounds for every arm: bands would lie on each other.
-        places = slice(len(mean) * (2 * index + 1) // 24, None, max(1, len(mean) // 6))
-        bars = {"fmt": "none", "ecolor": colour(arm, index), "elinewidth": 0.7, "capsize": 1.5}
-        axes.errorbar(rounds[places], mean[places], std[places], **bars)
         seen += [*mean[len(mean) // 20 :]]
     warmup = warmup_rounds(results["warmup"], results["rounds"])
     if warmup:

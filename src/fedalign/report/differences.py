@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NOT_SET = "–"  #: stands for a setting that a run does not have
-_NOT_TOLD = frozenset({"name", "description"})  # said elsewhere, or not what a run computes
+_NOT_TOLD = frozenset({"name", "description", "arms", "seeds", "device"})  # seen on the page, or not what differs
 
 
 def setting_rows(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

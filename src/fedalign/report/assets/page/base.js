@@ -2,7 +2,7 @@
 "use strict";
 
 const LETTERS = { t: "trained", a: "admitted", b: "base", d: "declined", r: "refused", l: "lost", "-": "absent" };
-const state = { data: null, off: new Set(), seedsOff: new Set() };
+const state = { data: null, off: new Set(), seedsOff: new Set(), controls: 0 };
 
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -71,10 +71,16 @@ function plain(value, percent) {
   return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
 }
 
+// A control with its visible label.
+function field(label, control, kind = "field") {
+  control.id ||= `control-${++state.controls}`;
+  return el("span", { class: kind }, el("label", { for: control.id }, label), control);
+}
+
 function select(label, options, value, change) {
   const box = el("select", { onchange: (event) => change(event.target.value) });
   for (const [key, text] of options) box.append(el("option", { value: key, selected: String(key) === String(value) }, text));
-  return el("label", { class: "field" }, el("span", {}, label), box);
+  return field(label, box);
 }
 
 // Replaces what a place shows, and keeps the focus where it was: on the control in the same position.

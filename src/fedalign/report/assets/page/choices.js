@@ -85,7 +85,7 @@ function candidateName(tried) {
 function inspectRound(place, seed, i, pick) {
   const choice = seed.choices[i], losses = choice.tried.map((tried) => tried[2]).filter((loss) => loss !== null);
   const low = Math.min(...losses), high = Math.max(...losses);
-  const slider = el("input", { type: "range", min: 1, max: seed.choices.length, value: i + 1, "aria-label": "Round", oninput: (event) => {
+  const slider = el("input", { type: "range", min: 1, max: seed.choices.length, value: i + 1, oninput: (event) => {
     const wanted = Number(event.target.value) - 1;
     const held = seed.choices.map((row, k) => (row ? k : null)).filter((k) => k !== null);
     pick(held.reduce((best, k) => (Math.abs(k - wanted) < Math.abs(best - wanted) ? k : best), held[0]));
@@ -104,7 +104,7 @@ function inspectRound(place, seed, i, pick) {
     had.value = i + 1;
     had.setAttribute("aria-valuetext", `round ${i + 1}`);
     place.replaceChildren(place.firstElementChild, heading, box, note);
-  } else place.replaceChildren(el("label", { class: "field wide" }, el("span", {}, "Look into a round"), slider), heading, box, note);
+  } else place.replaceChildren(field("Look into a round", slider, "field wide"), heading, box, note);
 }
 
 function choiceTable(seed, arm) {

@@ -115,7 +115,7 @@ function curveControls(draw) {
       select("Against", Object.entries(COSTS), curves.against, set("against")),
       select("Spread over seeds", [["mean", "mean only"], ["quartiles", "mean and quartiles"], ["seeds", "every seed"]], curves.spread, set("spread")),
       select("Show", [["", "the figures"], ...names.map((arm) => [arm, `difference from ${arm}`])], curves.from, set("from")),
-      el("label", { class: "field" }, told, slider)),
+      field(told, slider)),
     el("div", { class: "controls" }, toggles("Arms", arms, state.off, draw),
       seeds.length > 1 ? toggles("Seeds", seeds.map((seed) => ({ key: seed, label: `seed ${seed}` })), state.seedsOff, draw) : null),
   ];
