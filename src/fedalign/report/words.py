@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedalign.protocol.records import mean_or_none
 from fedalign.report.measures import Measure, headline
 from fedalign.report.read_runs import RunFolder
 
@@ -60,7 +61,11 @@ def finals(run: RunFolder, measure: Measure) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for arm, runs in run.histories.items():
         failed = run.summary["arms"][arm]["diverged"]
-        values = {seed: history.final(measure.key) for seed, history in runs.items() if str(seed) not in failed}
+        values = {
+            seed: mean_or_none(map(measure.of, history.rounds[-10:]))
+            for seed, history in runs.items()
+            if str(seed) not in failed
+        }
         found[arm] = {seed: value for seed, value in values.items() if value is not None and math.isfinite(value)}
     return found
 

@@ -21,8 +21,10 @@ function choiceWords(seed, arm) {
   });
   const fallen = made.filter((choice) => choice.fallback).length;
   return `In seed ${seed.seed}, the priority clients measured candidates in ${made.length} rounds of ${arm.name}. ` +
-    `They chose one with free clients in ${some.length} of them${some.length ? `, with ${number(mean(some.map((tried) => tried[1])))} free clients on average` : ""}. ` +
-    `The chosen candidate's held-out loss was ${number(mean(gains) ?? 0)} % below that of the candidate without free clients, on average. ` +
+    (some.length
+      ? `They chose one with free clients in ${some.length} of them, with ${mean(some.map((tried) => tried[1])).toFixed(1)} free clients on average. ` +
+        `The chosen candidate's held-out loss was ${(mean(gains) ?? 0).toFixed(1)} % below that of the candidate without free clients, on average. `
+      : "They never chose one with free clients. ") +
     (fallen ? `In ${fallen} rounds the priority-only model was served instead, because the choices were behind it.` : "The priority-only model never had to be served instead.");
 }
 

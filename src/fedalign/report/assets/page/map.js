@@ -79,7 +79,9 @@ function renderMap(place) {
     select("Order", [["admitted", "most often admitted first"], ["id", "as in the data"]], at.order, (order) => again({ order })),
     select("Clients", [["free", "free clients"], ["all", "all clients"]], at.who, (who) => again({ who })));
   const used = rows.filter((row) => row.share > 0).length, free = rows.filter((row) => row.free).length;
-  const words = `${arm.name} used the updates of ${used} of ${free} free clients in at least one round${all && seeds.length > 1 ? " of some seed" : ""}. ` +
+  const training = rows.some((row) => row.columns.some((column) => column.decisions.includes("b")));
+  const words = `${arm.name} used the updates of ${used} of ${free} free clients in at least one round${all && seeds.length > 1 ? " of some seed" : ""}` +
+    `${training ? ", in the model that it served or in the one that it trained on" : ""}. ` +
     "Choose a client to see its losses, the decisions about it and the reasons.";
   const attacks = (name) => seeds.filter((seed) => (run.hostile[seed.seed] ?? []).includes(name)).length;
   const hostile = (name) => (attacks(name) === seeds.length ? "hostile" : `hostile in ${attacks(name)} of ${seeds.length} seeds`);
