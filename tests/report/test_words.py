@@ -102,3 +102,12 @@ def test_runs_are_named_by_what_differs():
     assert labels([first, first], ["x/1", "y/1"]) == ["1 (1)", "1 (2)"]
     assert labels([first, {**second, "name": "b"}], ["x/1", "x/2"]) == ["a", "b"]
     assert labels([first], ["x/1"]) == ["a"]
+
+
+def test_the_best_of_several_runs(history):
+    low = run_of(history, {"priority": (0.7, 0.8), "local": (0.99, 0.99)}, alone=["local"])
+    high = run_of(history, {"priority": (0.8, 0.8), "auto": (0.9, 0.9)})
+    (said,) = words.across_words([low, high], ["lr=0.1", "lr=0.2"])
+    assert said.startswith("Of all runs, the best shared model is that of auto with lr=0.2: 90.0 % test accuracy.")
+    untested = run_of(history, {"auto": (None,)}, test_loss=None)
+    assert words.across_words([low, untested], ["a", "b"]) == words.across_words([low], ["a"]) == []

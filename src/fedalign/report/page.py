@@ -25,6 +25,7 @@ from fedalign.report.gallery import gallery
 from fedalign.report.page_data import packed, page_data
 from fedalign.report.read_runs import RunFolder
 from fedalign.report.sections import difference_rows, run_sections
+from fedalign.report.words import across_words
 
 #: the parts of the page that are rendered as HTML, by the id of the element that holds them
 PARTS = {
@@ -88,12 +89,13 @@ def render_page(
 
 def render_parts(runs: Sequence[RunFolder], pictures: Sequence[Sequence[str]] = ()) -> dict[str, Markup]:
     """Render the words and tables of some runs: HTML by the id of the element that holds it."""
-    sections, differences = run_sections(runs, pictures), difference_rows(runs)
-    made = environment()
-    return {
-        name: Markup(made.get_template(template).render(runs=sections, differences=differences))
-        for name, template in PARTS.items()
+    sections, made = run_sections(runs, pictures), environment()
+    shared = {
+        "runs": sections,
+        "across": across_words(runs, [section["label"] for section in sections]),
+        "differences": difference_rows(runs),
     }
+    return {name: Markup(made.get_template(template).render(shared)) for name, template in PARTS.items()}
 
 
 @functools.cache

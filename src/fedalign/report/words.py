@@ -104,6 +104,26 @@ def summary_words(run: RunFolder) -> list[str]:
     return [*said, ADD_TEST_DATA] if measure.heldout else said
 
 
+def across_words(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[str]:
+    """Say which of several runs has the best shared model; nothing if they are not judged by the same figure."""
+    measures = {headline(run.histories) for run in runs}
+    if len(runs) < 2 or len(measures) > 1:
+        return []
+    (measure,) = measures
+    found = []
+    for run, label in zip(runs, labels, strict=True):
+        for arm, own in finals(run, measure).items():
+            if own and not run.summary["arms"][arm]["alone"]:
+                found.append((sum(own.values()) / len(own), arm, label))
+    if not found:
+        return []
+    mean, arm, label = (max if measure.higher else min)(found)
+    return [
+        f"Of all runs, the best shared model is that of {arm} with {label}: {measure.text(mean)} {measure.label}. "
+        "Runs with other settings may have other data, so compare them with care."
+    ]
+
+
 def _verdict(best: str, rival: str, level: str, found: Comparison, measure: Measure) -> str:
     if found.equal:
         return f"{rival} has the same figures in every seed."

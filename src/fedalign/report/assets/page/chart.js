@@ -67,7 +67,7 @@ class Chart {
       axes: [
         { ...axis, label: spec.xLabel, labelSize: 20, size: 34,
           ...(spec.whole ? { incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 50000, 100000] } : {}) },
-        { ...axis, label: spec.yLabel, labelSize: 20, size: 56, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick))) },
+        { ...axis, label: spec.yLabel, labelSize: 20, size: 62, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick))) },
       ],
       series: [{}, ...spec.series.map((series) => ({
         label: series.label, width: series.width ?? 2, dash: series.dash ?? [], spanGaps: Boolean(spec.joined),
@@ -172,8 +172,9 @@ class Chart {
     if (!x.length) return this.readout.replaceChildren(el("li", {}, "No round has this figure."));
     const rows = spec.series.filter((series) => series.label).map((series) => {
       let at = index ?? x.length - 1;
-      while (spec.joined && at > 0 && (series.values[at] === null || series.values[at] === undefined)) at--;
-      if (index === null || index === undefined) while (at > 0 && series.values[at] === null) at--;
+      // Against costs, and without a pointer, the value before counts: arms have values at places of their own, runs end at other rounds.
+      const known = (i) => series.values[i] !== null && series.values[i] !== undefined;
+      if (spec.joined || index === null || index === undefined) while (at > 0 && !known(at)) at--;
       const value = series.values[at];
       const extra = series.extra ? series.extra[at] : null;
       return el("li", {}, swatch(series), el("span", {}, series.label), " ",
