@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedalign.protocol.plan import warmup_rounds
 from fedalign.report import autoalign_plots, client_plots, promise_plots, round_plots, theory_plots
+from fedalign.report.measures import accuracy
 from fedalign.report.read_runs import RunFolder
 
 if TYPE_CHECKING:
@@ -36,22 +37,21 @@ def gallery(run: RunFolder) -> Iterator[Picture]:
 
 
 def _rounds(run: RunFolder) -> Iterator[Picture]:
-    accuracies = _with_values(run, "test_accuracy")
-    warmup = _warmup(run)
-    if accuracies:
-        title = f"{run.name}: test accuracy of the priority clients"
-        figure = round_plots.curves(accuracies, "test_accuracy", title, "test accuracy (%)", warmup, percent=True)
-        yield Picture("accuracy", title, figure)
-        title = f"{run.name}: test accuracy of the priority clients, median and quartiles over seeds"
-        spread = round_plots.spreads(accuracies, "test_accuracy", title, "test accuracy (%)", warmup, percent=True)
+    measure, warmup = accuracy(run.histories), _warmup(run)
+    if measure is not None:
+        arms, title = _with_values(run, measure.key), f"{run.name}: {measure.label} of the priority clients"
+        label = f"{measure.words} (%)"
+        yield Picture("accuracy", title, round_plots.curves(arms, measure.key, title, label, warmup, percent=True))
+        title += ", median and quartiles over seeds"
+        spread = round_plots.spreads(arms, measure.key, title, label, warmup, percent=True)
         if spread is not None:
             yield Picture("accuracy-spread", title, spread)
     if losses := _with_values(run, "train_loss"):
         title = f"{run.name}: training loss of the priority clients"
         yield Picture("loss", title, round_plots.curves(losses, "train_loss", title, "training loss", warmup))
-    if accuracies:
-        title = f"{run.name}: test accuracy against cost"
-        yield Picture("cost", title, round_plots.costs(run.histories, title))
+    if measure is not None:
+        title = f"{run.name}: {measure.label} against cost"
+        yield Picture("cost", title, round_plots.costs(run.histories, measure, title))
 
 
 def _selection(run: RunFolder, arm: str) -> Iterator[Picture]:

@@ -21,12 +21,19 @@ class Measure:
 
     @property
     def heldout(self) -> bool:
-        """Whether it is measured on held-out data, of the model that the round sent out."""
-        return self.key.startswith("global_")
+        """Whether it is measured on held-out data."""
+        return self.key.startswith(("heldout_", "global_"))
+
+    @property
+    def words(self) -> str:
+        """What it is, without saying of which model: ``held-out accuracy``, for example."""
+        return self.label.partition(" of the model")[0]
 
     def of(self, record: RoundRecord) -> float | None:
         """Return the number of a round, or None if the round has none."""
-        value = getattr(record, self.key)
+        metric, dot, part = self.key.rpartition(".")
+        source = getattr(record, "metrics", {}).get(metric) if dot else record
+        value = getattr(source, part, None)
         return None if value is None else float(value)
 
     def text(self, value: float) -> str:
@@ -48,19 +55,31 @@ class Measure:
 
 TEST_ACCURACY = Measure("test_accuracy", "test accuracy", percent=True, higher=True)
 TEST_LOSS = Measure("test_loss", "test loss")
-HELDOUT_ACCURACY = Measure("global_accuracy", "held-out accuracy", percent=True, higher=True)
-HELDOUT_LOSS = Measure("global_loss", "held-out loss")
+HELDOUT_ACCURACY = Measure("heldout_accuracy", "held-out accuracy", percent=True, higher=True)
+HELDOUT_LOSS = Measure("heldout_loss", "held-out loss")
+SENT_ACCURACY = Measure("global_accuracy", "held-out accuracy of the model sent out", percent=True, higher=True)
+SENT_LOSS = Measure("global_loss", "held-out loss of the model sent out")
 MEASURES = (
     TEST_ACCURACY,
     TEST_LOSS,
     HELDOUT_ACCURACY,
     HELDOUT_LOSS,
+    SENT_ACCURACY,
+    SENT_LOSS,
     Measure("train_loss", "training loss"),
     Measure("admitted", "free clients admitted"),
     Measure("theta", "θ, the priority clients' share, mean so far"),
     Measure("rho", "ρ, the bias term of the bound, so far"),
     Measure("attack_success", "success of the backdoor", percent=True),
 )
+
+
+def measures_of(histories: Histories) -> list[Measure]:
+    """Return the figures that runs may have: those of every run, and the user's own metrics."""
+    rounds = [r for runs in histories.values() for h in runs.values() for r in h.rounds]
+    metrics = dict.fromkeys(name for r in rounds for name in getattr(r, "metrics", {}))
+    parts = ("priority", "free")
+    return [*MEASURES, *(Measure(f"{name}.{part}", f"{name}, {part} clients") for name in metrics for part in parts)]
 
 
 def has_values(histories: Histories, measure: Measure) -> bool:
@@ -75,5 +94,11 @@ def headline(histories: Histories) -> Measure:
 
     Accuracies come before losses, which alone exist for regression.
     """
-    candidates = (TEST_ACCURACY, TEST_LOSS, HELDOUT_ACCURACY, HELDOUT_LOSS)
+    candidates = (TEST_ACCURACY, TEST_LOSS, HELDOUT_ACCURACY, HELDOUT_LOSS, SENT_ACCURACY, SENT_LOSS)
     return next((measure for measure in candidates if has_values(histories, measure)), TEST_ACCURACY)
+
+
+def accuracy(histories: Histories) -> Measure | None:
+    """Choose the accuracy that pictures show: on test data if there is some, else on held-out data; None without any."""
+    candidates = (TEST_ACCURACY, HELDOUT_ACCURACY, SENT_ACCURACY)
+    return next((measure for measure in candidates if has_values(histories, measure)), None)

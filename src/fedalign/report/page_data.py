@@ -13,14 +13,15 @@ from fedalign.protocol.plan import warmup_rounds
 from fedalign.protocol.records import History, Promise, RoundRecord
 from fedalign.report.client_data import Texts, client_columns, client_names, client_tests, detail_step, rounded
 from fedalign.report.differences import labels
-from fedalign.report.measures import MEASURES, Measure, has_values, headline
+from fedalign.report.measures import Measure, has_values, headline, measures_of
 from fedalign.report.plot_style import style_numbers
 from fedalign.report.read_runs import RunFolder
 
 
 def page_data(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Collect what the page shows of these runs: numbers are rounded, what no round has is left out."""
-    measures = [m for m in MEASURES if any(has_values(run.histories, m) for run in runs)]
+    possible = dict.fromkeys(m for run in runs for m in measures_of(run.histories))
+    measures = [m for m in possible if any(has_values(run.histories, m) for run in runs)]
     reasons = Texts()
     step = detail_step(history for run in runs for own in run.histories.values() for history in own.values())
     names = labels([run.settings for run in runs], [str(run.folder) for run in runs])

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedalign.protocol.records import History, RoundRecord
+from fedalign.report.measures import Measure
 from fedalign.report.plot_style import figure_of, legend_above, line, panels, rounds_axis
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def spreads(arms: Arms, name: str, title: str, label: str, warmup: int, *, perce
     return figure
 
 
-def costs(arms: Arms, title: str) -> Figure:
-    """Plot test accuracy against its cost so far: models sent in one panel, samples trained on in the other.
+def costs(arms: Arms, measure: Measure, title: str) -> Figure:
+    """Plot an accuracy against its cost so far: models sent in one panel, samples trained on in the other.
 
     Accuracies and costs are means over seeds. A run that diverged has no total cost and is left out of that mean.
     """
@@ -90,7 +91,7 @@ def costs(arms: Arms, title: str) -> Figure:
     }
     for axis, (label, cost) in zip(axes[0], spent.items(), strict=True):
         for index, (arm, runs) in enumerate(arms.items()):
-            table = 100 * by_seed_and_round(runs, "test_accuracy")
+            table = 100 * by_seed_and_round(runs, measure.key)
             complete = [h for h in runs.values() if len(h) == table.shape[1]]
             if not np.isfinite(table).any() or not complete:
                 continue
@@ -99,7 +100,7 @@ def costs(arms: Arms, title: str) -> Figure:
                 axis.plot(total, np.nanmean(table, axis=0), label=arm, **line(arm, index))
         axis.set_xlabel(label)
         axis.set_xscale("log")
-    axes[0][0].set_ylabel("test accuracy (%)")
+    axes[0][0].set_ylabel(f"{measure.words} (%)")
     legend_above(figure, axes[0][1], 6)
     return figure
 

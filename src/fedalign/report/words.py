@@ -12,7 +12,7 @@ from fedalign.report.read_runs import RunFolder
 
 BASELINE = "priority"  #: the arm that all others are compared with, if it is there
 ADD_TEST_DATA = (
-    "There is no test data, so figures are of the model that a round sends out, on the clients' held-out data. "
+    "There is no test data, so these are figures on the priority clients' held-out data. "
     "Rules compare losses on it too, so they are no substitute for a test. "
     "To add test data, give test= in Python, or x_test and y_test in every .npz file."
 )
@@ -81,14 +81,14 @@ def summary_words(run: RunFolder) -> list[str]:
         return ["No round has a figure to compare yet.", *_failures(run)]
     ranked = sorted(shared, key=lambda arm: shared[arm], reverse=measure.higher)
     best = ranked[0]
-    level = measure.label + (" of the model sent out" if measure.heldout else "")
     seeds = len(figures[best])
     over = f"mean of the last 10 rounds and of {seeds} seeds" if seeds > 1 else "mean of the last 10 rounds, one seed"
     if len(ranked) == 1:
-        said = [f"{best}: {measure.text(shared[best])} {level} for the priority clients ({over})."]
+        said = [f"{best}: {measure.text(shared[best])} {measure.label} for the priority clients ({over})."]
     else:
         said = [
-            f"{best} has the best shared model: {measure.text(shared[best])} {level} for the priority clients ({over})."
+            f"{best} has the best shared model: {measure.text(shared[best])} {measure.label} for the priority clients "
+            f"({over})."
         ]
         rivals = dict.fromkeys([BASELINE, ranked[1]] if BASELINE in shared and best != BASELINE else [ranked[1]])
         for rival in rivals:
