@@ -99,6 +99,6 @@ def headline(histories: Histories) -> Measure:
 
 
 def accuracy(histories: Histories) -> Measure | None:
-    """Choose the accuracy that pictures show: on test data if there is some, else on held-out data; None without any."""
+    """Choose the accuracy that pictures show: on test data if there is some, else on held-out data, if any."""
     candidates = (TEST_ACCURACY, HELDOUT_ACCURACY, SENT_ACCURACY)
     return next((measure for measure in candidates if has_values(histories, measure)), None)

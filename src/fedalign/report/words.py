@@ -188,8 +188,11 @@ def _cost(run: RunFolder, best: str) -> list[str]:
 
 
 def _failures(run: RunFolder) -> list[str]:
-    return [
-        f"{arm}, seed {seed} ended early and is left out of the figures: {message}"
-        for arm, figures in run.summary["arms"].items()
-        for seed, message in figures["diverged"].items()
-    ]
+    """Say which runs are unfinished, diverged or stopped early."""
+    said = [f"Unfinished: {what}." for what in getattr(run, "missing", ())]
+    for arm, figures in run.summary["arms"].items():
+        for seed, message in figures["diverged"].items():
+            said.append(f"{arm}, seed {seed} ended early and is left out of the figures: {message}")
+        for seed, message in figures.get("stopped", {}).items():
+            said.append(f"{arm}, seed {seed} stopped early: {message}")
+    return said
