@@ -54,6 +54,13 @@ def change_clients(folder, change):
 def files(tmp_path_factory):
     """Pages of a run whose last client has a hostile name, of two runs, and of a verified run with an attack."""
     folder = tmp_path_factory.mktemp("browser")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedalign.report.page.gallery", lambda run: [])  # the pictures for papers are not looked at here
+        make_pages(folder)
+    return folder
+
+
+def make_pages(folder):
     first = run(folder / "first")
     change_clients(first, lambda clients: clients[-1].update(name=HARM, reason=f"</script><script>{HARM}</script>"))
     second = run(folder / "second", "--set", "local.lr=0.03", arms="priority,auto")
@@ -64,7 +71,6 @@ def files(tmp_path_factory):
     pages = {"one": [first], "two": [first, second], "verified": [attacked]}
     for name, folders in pages.items():
         (folder / f"{name}.html").write_text(render_page([read_run(one) for one in folders]), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -315,8 +321,16 @@ def test_a_live_page_follows_the_run(browser, files, tmp_path):
     folder = tmp_path / "growing"
     shutil.copytree(files / "second", folder)
     whole = {log: log.read_bytes().splitlines(keepends=True) for log in folder.glob("*/seed-*/rounds.jsonl")}
-    for log, lines in whole.items():
-        log.write_bytes(b"".join(lines[:9]))
+
+    def reach(rounds):
+        for log, lines in whole.items():
+            log.write_bytes(b"".join(lines[:rounds]) + lines[rounds][:40])  # the last line is not complete
+
+    def wait_for(rounds):
+        page.wait_for_function(f"document.getElementById('live').textContent.includes('round {rounds} of 24')")
+
+    for log in whole:
+        log.unlink()
     (folder / "summary.json").unlink()
     with ReportServer(LiveReport([folder])) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -324,12 +338,14 @@ def test_a_live_page_follows_the_run(browser, files, tmp_path):
         tab = Tab(browser, server.address)
         try:
             page = tab.ready()
-            assert "round 9 of 24" in page.inner_text("#live")
+            assert "round 0 of 24" in page.inner_text("#live")
+            assert "No round has a figure" in page.inner_text("#curves")
             page.evaluate("window.stays = true")
+            reach(9)
+            wait_for(9)
             page.get_by_role("checkbox", name="auto").uncheck()
-            for log, lines in whole.items():
-                log.write_bytes(b"".join(lines[:15]) + lines[15][:40])  # the last line is not complete
-            page.wait_for_function("document.getElementById('live').textContent.includes('round 15 of 24')")
+            reach(15)
+            wait_for(15)
             assert page.evaluate("window.stays")  # the page was not loaded again
             assert not page.get_by_role("checkbox", name="auto").is_checked()
             page.locator("#curves .plot").focus()
