@@ -68,7 +68,8 @@ def make_pages(folder):
         folder / "verified", "--set", "trust=verify", "--set", "adversary.kind=sign-flip", "--set",
         "adversary.fraction=0.34", arms="priority,auto",
     )  # fmt: skip
-    pages = {"one": [first], "two": [first, second], "verified": [attacked]}
+    many = run(folder / "many", "--set", "data.free=30", "--set", "data.samples=20", rounds=2, arms="all")
+    pages = {"one": [first], "two": [first, second], "verified": [attacked], "many": [many]}
     for name, folders in pages.items():
         (folder / f"{name}.html").write_text(render_page([read_run(one) for one in folders]), encoding="utf-8")
 
@@ -255,6 +256,19 @@ def test_autoalign_tells_its_epsilon(tabs):
     page.locator("#choices summary").click()
     page.wait_for_selector("#choices details table")
     assert "ε = " in page.inner_text("#choices details")
+
+
+def test_the_border_that_fedalign_admits_within(tabs):
+    page = tabs(where="#client=3&arm=fedalign").ready()
+    assert "F(w) + ε" in page.inner_text("#client .readout >> nth=0")
+
+
+def test_clients_are_found_by_name(tabs, files):
+    page = tabs("many").ready()
+    assert page.locator("#map tbody tr:visible").count() == 30
+    page.get_by_label("Find a client").fill("FREE-29")
+    assert page.locator("#map tbody tr:visible").all_inner_texts()[0].startswith("free-29")
+    assert page.locator("#map tbody tr:visible").count() == 1
 
 
 def test_several_runs_are_named_by_what_differs(tabs):

@@ -78,9 +78,16 @@ function clientCharts(place, columns, seed, arm) {
     place.charts.push(chart);
     queueMicrotask(() => chart.draw({ x: rounds, series, xLabel: "round", whole: true, yLabel: "", format }));
   };
+  const border = (sign) => rounds.map((round, i) => {
+    const epsilon = seed.epsilon[round - 1];
+    const value = typeof epsilon === "number" && epsilon > 0 && reference[i] !== null ? reference[i] + sign * epsilon : null;
+    return value !== null && value > 0 ? value : null; // no loss is below 0
+  });
+  const borders = [{ label: "F(w) + ε", values: border(1), tint: "--soft", dash: [2, 3], width: 1 }, { label: "F(w) − ε", values: border(-1), tint: "--soft", dash: [2, 3], width: 1 }];
   add("Loss of the model it received", [
     { label: "on this client's data", values: columns.loss, tint: tintOf(arm.style) },
-    { label: "F(w), of the priority clients", values: reference, tint: "--soft", dash: [6, 4], width: 1.6 }], number);
+    { label: "F(w), of the priority clients", values: reference, tint: "--soft", dash: [6, 4], width: 1.6 },
+    ...(columns.priority ? [] : borders.filter((one) => one.values.some((value) => value !== null)))], number);
   add("Weight in the aggregate", [{ label: "weight", values: columns.weight, tint: tintOf(arm.style) }], (value) => number(value, true));
   if (columns.contribution) add("Contribution: change of the priority clients' loss with its update (below 0 helps)",
     [{ label: "change", values: columns.contribution, tint: tintOf(arm.style) }], (value) => `${number(value)} %`);

@@ -45,6 +45,7 @@ function render() {
 
 async function follow() {
   const status = document.getElementById("live");
+  const parts = {};
   let tag = null, pause = 1000;
   for (;;) {
     try {
@@ -54,8 +55,9 @@ async function follow() {
         tag = answer.headers.get("ETag");
         const fresh = await answer.json();
         for (const [id, html] of Object.entries(fresh.html)) {
-          const place = document.getElementById(id);
-          if (place && place.innerHTML !== html) place.innerHTML = html; // rendered by the server, which escapes all names
+          if (parts[id] === html) continue; // what the reader has unfolded stays so
+          parts[id] = html;
+          document.getElementById(id).innerHTML = html; // rendered by the server, which escapes all names
         }
         state.data = await unpack(fresh.data);
         status.textContent = fresh.status;

@@ -2,6 +2,8 @@
 "use strict";
 
 const map = { run: 0, arm: null, seed: "all", order: "admitted", who: "free" };
+const MOST_CLIENTS = 1000; // rows of the map; more would make the page slow
+const MANY_CLIENTS = 25; // from here on, clients can be searched for
 const HEIGHTS = { t: 1, a: 1, b: 0.75, r: 0.5, l: 0.35, d: 0.25, "-": 0 };
 
 function selects(arm) {
@@ -77,7 +79,8 @@ function renderMap(place) {
   const controls = el("div", { class: "controls" },
     ...chooser(at, selects, again, [["all", "all seeds"]]),
     select("Order", [["admitted", "most often admitted first"], ["id", "as in the data"]], at.order, (order) => again({ order })),
-    select("Clients", [["free", "free clients"], ["all", "all clients"]], at.who, (who) => again({ who })));
+    select("Clients", [["free", "free clients"], ["all", "all clients"]], at.who, (who) => again({ who })),
+    rows.length > MANY_CLIENTS ? field("Find a client", el("input", { type: "search", oninput: (event) => filterRows(place, event.target.value) })) : null);
   const used = rows.filter((row) => row.share > 0).length, free = rows.filter((row) => row.free).length;
   const training = rows.some((row) => row.columns.some((column) => column.decisions.includes("b")));
   const words = `${arm.name} used the updates of ${used} of ${free} free clients in at least one round${all && seeds.length > 1 ? " of some seed" : ""}` +
@@ -85,7 +88,7 @@ function renderMap(place) {
     "Choose a client to see its losses, the decisions about it and the reasons.";
   const attacks = (name) => seeds.filter((seed) => (run.hostile[seed.seed] ?? []).includes(name)).length;
   const hostile = (name) => (attacks(name) === seeds.length ? "hostile" : `hostile in ${attacks(name)} of ${seeds.length} seeds`);
-  const body = rows.map((row) => {
+  const body = rows.slice(0, MOST_CLIENTS).map((row) => {
     const length = Math.max(0, ...seeds.map((seed) => seed.rounds));
     const values = all ? shares(seeds, row.id) : [];
     const decisions = all ? "" : row.columns[0]?.decisions ?? "";
@@ -100,10 +103,15 @@ function renderMap(place) {
       el("td", { class: "wide" }, drawn), el("td", {}, row.share === null ? "–" : number(row.share, true)));
   });
   const legend = all ? el("p", { class: "soft" }, "The stronger the colour, the more seeds used the client's update in that round.") : decisionLegend([..."abrdl"]);
-  show(place, controls, el("p", {}, words), legend, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Map of admitted clients" },
+  const cut = rows.length > MOST_CLIENTS ? el("p", { class: "soft" }, `The first ${MOST_CLIENTS} of ${rows.length} clients are shown.`) : null;
+  show(place, controls, el("p", {}, words), legend, cut, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Map of admitted clients" },
     el("table", { class: "map" }, el("caption", { class: "hidden" }, `Clients whose updates ${arm.name} used`),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "client"), el("th", { scope: "col" }, `rounds 1 to ${Math.max(0, ...seeds.map((seed) => seed.rounds))}`), el("th", { scope: "col" }, "rounds used"))),
       el("tbody", {}, ...body))));
+}
+
+function filterRows(place, text) {
+  for (const row of place.querySelectorAll("tbody tr")) row.hidden = !row.querySelector("a").textContent.toLowerCase().includes(text.toLowerCase());
 }
 
 function clientRow(client, seeds) {
