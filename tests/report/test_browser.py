@@ -226,6 +226,14 @@ def test_a_clients_page_opens_from_the_map(tabs, way):
     page.wait_for_selector("#report:not([hidden])")
 
 
+def test_the_map_is_read_under_the_pointer(tabs):
+    page = tabs().ready()
+    page.locator("#map canvas.strip").last.hover()
+    assert ", round 1" in page.inner_text("#map")
+    page.locator("#map").get_by_label("Seed", exact=True).select_option("1")
+    assert "refused" in page.inner_text("#map .legend")
+
+
 def test_a_stranger_writes_no_html(tabs):
     page = tabs().ready()
     assert page.locator("#map a", has_text="onerror").count() == 1

@@ -88,6 +88,7 @@ function renderMap(place) {
     "Choose a client to see its losses, the decisions about it and the reasons.";
   const attacks = (name) => seeds.filter((seed) => (run.hostile[seed.seed] ?? []).includes(name)).length;
   const hostile = (name) => (attacks(name) === seeds.length ? "hostile" : `hostile in ${attacks(name)} of ${seeds.length} seeds`);
+  const told = el("p", { class: "soft" }, "Point at a round to read it here.");
   const body = rows.slice(0, MOST_CLIENTS).map((row) => {
     const length = Math.max(0, ...seeds.map((seed) => seed.rounds));
     const values = all ? shares(seeds, row.id) : [];
@@ -96,7 +97,7 @@ function renderMap(place) {
       ? (i) => `${row.name}, round ${i + 1}: used in ${number(values[i] ?? 0, true)} of the seeds`
       : (i) => `${row.name}, round ${i + 1}: ${LETTERS[decisions[i]] ?? "no record"}`;
     const drawn = strip(length, all && row.free ? paintShares(values) : paintDecisions(all ? row.columns[0]?.decisions ?? "" : decisions), row.name,
-      (round) => { location.hash = clientLink(at, row.id, round); }, tell);
+      (round) => { location.hash = clientLink(at, row.id, round); }, (i) => (told.textContent = tell(i)));
     return el("tr", {},
       el("th", { scope: "row" }, el("a", { href: clientLink(at, row.id) }, row.name),
         attacks(row.name) ? el("span", { class: "tag" }, hostile(row.name)) : null, row.free ? null : el("span", { class: "tag" }, "priority")),
@@ -104,7 +105,7 @@ function renderMap(place) {
   });
   const legend = all ? el("p", { class: "soft" }, "The stronger the colour, the more seeds used the client's update in that round.") : decisionLegend([..."abrdl"]);
   const cut = rows.length > MOST_CLIENTS ? el("p", { class: "soft" }, `The first ${MOST_CLIENTS} of ${rows.length} clients are shown.`) : null;
-  show(place, controls, el("p", {}, words), legend, cut, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Map of admitted clients" },
+  show(place, controls, el("p", {}, words), legend, cut, told, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Map of admitted clients" },
     el("table", { class: "map" }, el("caption", { class: "hidden" }, `Clients whose updates ${arm.name} used`),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "client"), el("th", { scope: "col" }, `rounds 1 to ${Math.max(0, ...seeds.map((seed) => seed.rounds))}`), el("th", { scope: "col" }, "rounds used"))),
       el("tbody", {}, ...body))));
