@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test test-fast test-flower test-gpu lint bench clean
+.PHONY: setup demo test test-fast test-flower test-gpu lint docs notebooks bench clean
 
 setup: $(VENV)/.installed
 
@@ -34,8 +34,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: setup  ## the documentation site, in docs/_build/html; a warning fails it
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d docs/_build/doctrees docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+notebooks: setup  ## run the notebooks and store their outputs
+	$(BIN)/pytest --nbmake --overwrite docs/notebooks
+
 bench: setup  ## batched engine against the reference loop, in one run on this machine
 	$(BIN)/fedalign bench
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -109,7 +109,7 @@ class FedAvgM(ServerOptimizer):
 class FedAdam(ServerOptimizer):
     """``m ← β₁m + (1−β₁)Δ``, ``v ← β₂v + (1−β₂)Δ²``, ``w ← w + lr·m/(√v + τ)``; v starts at τ², as in the paper.
 
-    With β₁ = β₂ = 0 and τ = lr far above every |Δ| it is FedAvg.
+    With β₁ = β₂ = 0 and τ = lr far above every ``|Δ|`` it is FedAvg.
     """
 
     lr: float = 0.01
