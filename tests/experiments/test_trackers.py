@@ -6,7 +6,7 @@ from conftest import interrupted_before
 import fedalign as fa
 from fedalign.cli import main
 from fedalign.experiments.store import RunStore
-from fedalign.experiments.tensorboard import TensorBoard
+from fedalign.tracking.tensorboard import TensorBoard
 
 RUN = ["run", "synth-low", "--arms", "fedalign,auto", "--seeds", "1", "--rounds", "6", "--quiet", "--device", "cpu"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from fedalign.cli.notices import error_console, printed_notes
+from fedalign.cli.notices import error_console, notes_at_once, printed_notes
 from fedalign.cli.options import DIVERGED, add_run_options, count, overrides_of
 from fedalign.errors import FedalignError
 
@@ -38,6 +38,15 @@ def add(commands: Subcommands) -> None:
         help="change a setting, as in --set local.lr=0.05; repeatable",
     )
     command.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    command.add_argument(
+        "--continue-stopped", action="store_true", help="with --resume: continue also runs that stopped early"
+    )
+    command.add_argument(
+        "--track",
+        action="append",
+        metavar="NAME",
+        help="write the runs for a tracker: tensorboard, mlflow, wandb or your own module:Name; repeatable",
+    )
     command.set_defaults(command=_run)
 
 
@@ -51,6 +60,8 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.workers is not None and options.on != "ray":
         raise FedalignError("--workers needs --on ray")
+    if options.continue_stopped and not options.resume:
+        raise FedalignError("--continue-stopped needs --resume")
     console = Console(quiet=options.quiet, highlight=False)
     experiment = load(options.experiment, overrides_of(options))
     folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
@@ -88,6 +99,7 @@ def simulate(
             on=options.on,
             workers=options.workers,
             callbacks=[] if progress is None else [progress.callback],
+            continue_stopped=getattr(options, "continue_stopped", False),
         )
         notes += prepared.notes
     console.print(
@@ -102,8 +114,11 @@ def simulate(
         )
     if progress is not None:
         progress.start_at(prepared.start)
-    with progress or contextlib.nullcontext():
+    with notes_at_once(), progress or contextlib.nullcontext():
         outcome = execute(prepared)
+    for arm, early in outcome.stopped.items():
+        for seed, message in early.items():
+            console.print(f"{escape(arm)}, seed {seed}: {escape(message)}")
     for arm, failed in outcome.diverged.items():
         for seed, message in failed.items():
             error_console().print(f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}")
