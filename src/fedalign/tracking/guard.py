@@ -83,7 +83,7 @@ class Guarded(Callback):
             self._failed = True
             if not quiet:
                 self._report(
-                    f"the tracker {self._name} failed in {when} and is left out from there on; "
-                    f"the run itself is complete in its own files: {in_words(error)}"
+                    f"the tracker {self._name} failed in {when} and is left out from there on, "
+                    f"while the run goes on: {in_words(error)}"
                 )
             return None

@@ -163,6 +163,9 @@ class MLflow(Tracker):
 def _quiet() -> Iterator[None]:
     """Keep MLflow's telemetry off, and its messages about its own database and dependencies to itself."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("mlflow")  # which sets the levels of its loggers
     loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
