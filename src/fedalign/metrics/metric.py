@@ -120,7 +120,8 @@ def resolve_metrics(given: Any, folder: Path | None = None) -> dict[str, dict[st
 
 def _resolve(name: str, spec: Any, folder: Path | None) -> dict[str, Any]:
     section = f"metrics.{name}"
-    _, kind, options = METRICS.split(section, spec)
+    where, kind, options = METRICS.split(section, spec)
+    METRICS.find(kind, folder, where)
     on = options.pop("on", "auto")
     if on not in get_args(MeasuredOn):
         raise FedalignError(f"{section}.on must be 'auto', 'test', 'heldout' or 'train', not {on!r}")

@@ -34,7 +34,9 @@ def curves(arms: Arms, name: str, title: str, label: str, warmup: int, *, percen
         rounds, table = np.flatnonzero(known) + 1, table[:, known]
         mean = np.nanmean(table, axis=0)
         tint = colour(arm, index)
-        spread = np.nanstd(table, axis=0, ddof=1) if table.shape[0] > 1 else np.zeros_like(mean)
+        # Runs that stopped early or diverged leave rounds with a single seed, which has no spread.
+        seeds = np.isfinite(table).sum(axis=0)
+        spread = np.sqrt(np.nansum((table - mean) ** 2, axis=0) / np.maximum(seeds - 1, 1))
         settled = slice(len(mean) // 20, None)  # the steep climb of the first rounds must not flatten the rest
         seen += [*(mean - spread)[settled], *(mean + spread)[settled]]
         # Where FedALIGN admits nobody it equals `priority`: the wider line underneath stays visible.
