@@ -16,6 +16,7 @@ def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_python_of_the_page_on_metrics_runs(capsys):
     names: dict[str, object] = {}
     for block in blocks("metrics.md", "python"):

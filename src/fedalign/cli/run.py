@@ -53,6 +53,7 @@ def add(commands: Subcommands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from fedalign.experiments.config import load
     from fedalign.experiments.runner import free_folder, latest_folder
+    from fedalign.report.metrics_table import metrics_table
     from fedalign.report.page import write_report
     from fedalign.report.read_runs import read_run
     from fedalign.report.table import incentive_table, terminal_table
@@ -67,6 +68,8 @@ def _run(options: argparse.Namespace) -> int:
     folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
     outcome = simulate(experiment, folder, console, options, resume=options.resume)
     console.print(terminal_table(outcome.summary))
+    if (metrics := metrics_table(outcome.summary)) is not None:
+        console.print(metrics)
     if (gains := incentive_table(outcome.summary)) is not None:
         console.print(gains)
     if "theory" in outcome.summary:
