@@ -70,6 +70,9 @@ def test_one_logit_several_labels_and_sequences():
     tokens, truth = torch.randn(5, 7, 4), torch.randint(4, (5, 7))
     assert classification.accuracy(tokens, truth).item() == pytest.approx(right(tokens.movedim(2, 1), truth).item())
     assert classification.accuracy(tokens.movedim(2, 1), truth) == classification.accuracy(tokens, truth)
+    padded = truth.clone()
+    padded[:, 4:] = -100
+    assert classification.accuracy(tokens, padded) == classification.accuracy(tokens[:, :4], truth[:, :4])
     with pytest.raises(fa.FedalignError, match=r"outputs of shape \(3, 4\) and targets of shape \(2,\) are neither"):
         classification.f1(torch.zeros(3, 4), torch.zeros(2))
 

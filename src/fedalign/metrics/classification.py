@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedalign.errors import FedalignError
 
+_IGNORED = -100  # PyTorch's ``ignore_index``: a target that does not count, such as padding
 Average = Literal["macro", "micro", "none"]
 
 
@@ -24,7 +25,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     scores, truth = scores_and_truth(outputs, targets)
     if truth.shape == scores.shape:
-        return ((scores > 0) == (truth > 0)).double().mean()
+        return ((scores > 0) == (truth > 0.5)).double().mean()
     return (scores.argmax(1) == truth).double().mean()
 
 
@@ -79,7 +80,7 @@ def auc(outputs: Tensor, targets: Tensor, average: Literal["macro", "none"] = "m
     if truth.shape != scores.shape:
         scores = scores.double().log_softmax(1)  # of two classes, the difference of both scores decides
         truth = torch.nn.functional.one_hot(truth, scores.shape[1])
-    each = torch.stack([_area(scores[:, c].double(), truth[:, c] > 0) for c in range(scores.shape[1])])
+    each = torch.stack([_area(scores[:, c].double(), truth[:, c] > 0.5) for c in range(scores.shape[1])])
     return each if average == "none" and len(each) > 1 else each.nanmean()
 
 
@@ -104,7 +105,7 @@ def calibration_error(outputs: Tensor, targets: Tensor, bins: int = 15) -> Tenso
     scores, truth = scores_and_truth(outputs, targets)
     if truth.shape == scores.shape:
         chance = scores.double().sigmoid().flatten()
-        confidence, right = torch.where(chance > 0.5, chance, 1 - chance), (chance > 0.5) == (truth.flatten() > 0)
+        confidence, right = torch.where(chance > 0.5, chance, 1 - chance), (chance > 0.5) == (truth.flatten() > 0.5)
     else:
         confidence, predicted = scores.double().softmax(1).max(1)
         right = predicted == truth
@@ -117,19 +118,19 @@ def scores_and_truth(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Bring outputs and targets into one of two forms: scores (n, classes) with classes (n), or logits with labels.
 
     A single logit, and one for each of several labels, give logits and labels of one shape (n, labels). Positions of
-    a sequence count as samples, with the classes' scores first, as PyTorch's cross-entropy has them, or last.
+    a sequence count as samples, with the classes' scores last, or before them as PyTorch's cross-entropy has them;
+    targets of -100 do not count.
     Raises :class:`FedalignError` for other shapes.
     """
     outputs, targets = outputs.detach(), targets.detach()
-    if outputs.dim() == targets.dim() + 1 and outputs.shape[1] == 1 and targets.dim() == 1:
-        targets = targets[:, None]  # one logit
-    if outputs.shape == targets.shape:
-        width = (-1,) if outputs.dim() > 1 else (1,)
-        return outputs.reshape(len(outputs), *width), targets.reshape(len(targets), *width)
-    if outputs.dim() == targets.dim() + 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape:
-        return outputs.movedim(1, -1).reshape(-1, outputs.shape[1]), targets.reshape(-1).long()
-    if outputs.shape[:-1] == targets.shape:
-        return outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1).long()
+    if outputs.shape in (targets.shape, (*targets.shape, 1)):  # one logit for every target
+        labels = targets.reshape(len(targets), -1)
+        return outputs.reshape(labels.shape), labels
+    last = outputs.shape[:-1] == targets.shape
+    if last or outputs.shape[:1] + outputs.shape[2:] == targets.shape:
+        scores = outputs if last else outputs.movedim(1, -1)
+        counts = (targets != _IGNORED).reshape(-1)
+        return scores.reshape(-1, scores.shape[-1])[counts], targets.reshape(-1)[counts].long()
     raise FedalignError(
         f"a metric of classification takes scores of every class or a logit for every label; outputs of shape "
         f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} are neither"
@@ -140,7 +141,7 @@ def _counts(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Count, for each class, the samples that are predicted and of the class, predicted, and of the class."""
     scores, truth = scores_and_truth(outputs, targets)
     if truth.shape == scores.shape:
-        said, actual = scores > 0, truth > 0
+        said, actual = scores > 0, truth > 0.5
         return (said & actual).sum(0).double(), said.sum(0).double(), actual.sum(0).double()
     classes, predicted = scores.shape[1], scores.argmax(1)
     return (

@@ -18,8 +18,8 @@ def mean_absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 def root_mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the root of the mean of ``(output − target)²``.
 
-    >>> root_mean_squared_error(torch.tensor([3.0, 5.0]), torch.tensor([0.0, 1.0])).item() ** 2
-    12.5
+    >>> root_mean_squared_error(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 1.0])).item()
+    3.0
     """
     return (outputs.reshape(targets.shape) - targets).double().square().mean().sqrt()
 

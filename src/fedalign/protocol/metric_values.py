@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,7 @@ if TYPE_CHECKING:
     from fedalign.protocol.records import RoundRecord
 
 _PARTS = ("priority", "free", "priority_pooled", "free_pooled")
-_NUMBERS = (
-    "epsilon", "global_loss", "global_accuracy", "test_accuracy", "test_loss", "train_loss", "models_down", "models_up",
-    "samples", "inclusion", "theta", "objective", "rho", "attack_success", "admitted",
-)  # fmt: skip
+_TYPES = ("int", "float", "int | None", "float | None")  # of a record's fields that are numbers
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def figure_of(record: RoundRecord, name: str) -> float | None:
     The name of a metric alone means its mean over the priority clients; ``.free``, ``.priority_pooled`` and
     ``.free_pooled`` are the other figures. Raises :class:`FedalignError` for a name that the round does not have.
     """
-    if name in _NUMBERS:
+    if name in _numbers():
         value: float | None = getattr(record, name)
         return value
     metric, part = split_name(name, record.metrics)
@@ -60,7 +58,7 @@ def figures_of(record: RoundRecord) -> dict[str, float]:
     >>> {name: figures_of(record)[name] for name in ("test_accuracy", "f1.priority", "f1.free")}
     {'test_accuracy': 0.6, 'f1.priority': 0.7, 'f1.free': 0.5}
     """
-    found = {name: getattr(record, name) for name in _NUMBERS}
+    found = {name: getattr(record, name) for name in _numbers()}
     for metric, values in record.metrics.items():
         found |= {f"{metric}.{part}": getattr(values, part) for part in _PARTS}
     return {name: float(value) for name, value in found.items() if value is not None}
@@ -71,7 +69,7 @@ def check_name(name: str, metrics: tuple[str, ...]) -> None:
 
     A metric with several values, such as one for each class, is named with the value: ``recall.0``.
     """
-    if name not in _NUMBERS and not any(name == metric or name.startswith(f"{metric}.") for metric in metrics):
+    if name not in _numbers() and not any(name == metric or name.startswith(f"{metric}.") for metric in metrics):
         raise unknown_figure(name, metrics)
 
 
@@ -89,7 +87,16 @@ def split_name(name: str, metrics: object) -> tuple[str, str]:
 
 def unknown_figure(name: str, metrics: object) -> FedalignError:
     """Make the error for the name of a figure that there is not."""
-    return FedalignError(f"there is no figure {name!r} in a round; {nearest(name, [*_NUMBERS, *metrics])}")  # type: ignore[misc]
+    return FedalignError(f"there is no figure {name!r} in a round; {nearest(name, [*_numbers(), *metrics])}")  # type: ignore[misc]
+
+
+@functools.cache
+def _numbers() -> tuple[str, ...]:
+    """List the numbers of a round: the fields of a record that are numbers, and how many clients were admitted."""
+    from fedalign.protocol.records import RoundRecord  # which needs this module
+
+    fields = [field.name for field in dataclasses.fields(RoundRecord) if field.type in _TYPES and field.name != "round"]
+    return (*fields, "admitted")
 
 
 def json_of(values: MetricValues) -> dict[str, object]:

@@ -31,6 +31,7 @@ from fedalign.tracking.tracker import (
 )
 
 _MOST_METRICS = 500  # in one request; MLflow takes 1000
+_MOST_PARAMETERS = 100  # in one request, at most as MLflow has it
 _MOST_SECONDS = 5.0  # between two requests
 _LONGEST_PARAMETER = 500  # characters; the whole text is in config.toml
 
@@ -73,8 +74,11 @@ class MLflow(Tracker):
                 return known
             self._id = self._client.create_run(self._experiment_id(uri), run_name=run_name(run)).info.run_id
             self._remember(uri)
-            for key, value in _flat({"arm": run.arm, "seed": run.seed, **run.settings}).items():
-                self._client.log_param(self._id, key, value)
+            make = importlib.import_module("mlflow.entities").Param
+            facts = _flat({"arm": run.arm, "seed": run.seed, **run.settings})
+            parameters = [make(key, value) for key, value in facts.items()]
+            for first in range(0, len(parameters), _MOST_PARAMETERS):
+                self._client.log_batch(self._id, params=parameters[first : first + _MOST_PARAMETERS])
             self._client.log_text(self._id, settings_text(run), "config.toml")
         return 0
 
