@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fedalign.protocol.records import RoundRecord
-from fedalign.report.plot_style import panels, rounds_axis
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedalign.report.plot_style import rounds_axis
 
 # Okabe and Ito's colours, and greys from dark to light for those that are not in the model.
 _COLOURS = {
@@ -29,13 +26,14 @@ _COLOURS = {
 
 def draw(records: Sequence[RoundRecord], title: str) -> Figure:
     """Draw a run's figures over the rounds, and the decision about every client in every round."""
-    figure, axes = panels(1, 2)
-    curves, decisions = axes[0]
+    figure = Figure(figsize=(9.0, 3.4), layout="constrained")  # not pyplot's, which would keep it open
+    curves, decisions = figure.subplots(1, 2)
     rounds = [record.round + 1 for record in records]
     for name, style in (("test_accuracy", "-"), ("global_loss", "--"), ("test_loss", ":")):
         values = [getattr(record, name) for record in records]
         if any(value is not None for value in values):
             curves.plot(rounds, [np.nan if v is None else v for v in values], style, label=name.replace("_", " "))
+    curves.grid(alpha=0.25)
     curves.set_title(title, loc="left", fontsize=9)
     rounds_axis(curves)
     if curves.lines:
@@ -52,7 +50,6 @@ def draw(records: Sequence[RoundRecord], title: str) -> Figure:
         extent=(rounds[0] - 0.5, rounds[-1] + 0.5, clients - 0.5, -0.5),
     )  # fmt: skip
     decisions.set(ylabel="client")
-    decisions.grid(visible=False)
     rounds_axis(decisions)
     seen = [name for place, name in enumerate(names) if (table == place).any()]
     figure.legend(
