@@ -217,7 +217,10 @@ def test_a_file_s_early_stopping_stops_single_runs_and_stays_stopped(tmp_path, c
     assert main([*settings, "--out", str(out), "--resume"]) == 0
     assert "runs stopped early and stay so; --continue-stopped continues them" in capsys.readouterr().err
     assert {arm: files(out / arm / "seed-0") for arm in lengths} == before
+    capsys.readouterr()
+    settings.remove("--quiet")
     assert main([*settings, "--out", str(out), "--resume", "--continue-stopped"]) == 0
+    assert "stopped after round" in " ".join(capsys.readouterr().out.split())
     for arm, length in lengths.items():
         assert length == 25 or len(RunStore(out / arm / "seed-0").history()) > length
     assert main([*settings, "--out", str(tmp_path / "b"), "--continue-stopped"]) == 2

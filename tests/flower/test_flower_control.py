@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 import fedalign as fa
 from fedalign.experiments.store import RunStore
+from fedalign.tracking.tracker import curves_of
 from fedalign.training.local import LocalSGD
 
 federation, keys = in_process.federation, in_process.keys
@@ -83,6 +84,22 @@ def test_early_stopping_and_the_best_round_and_resume(federation, tmp_path):
     federation(**again, continue_stopped=True)[1]().run()
     assert len(history(tmp_path)) == 5
     assert store.stopped().round == 4  # patience again, from where it went on
+
+
+@pytest.mark.slow
+def test_mlflow_over_flower_has_the_records_numbers(federation, tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    federation(rule="fedalign", rounds=2, metrics="f1", trackers=f"mlflow(uri='sqlite:///{tmp_path}/a.db')")[1]().run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SQLAlchemy's, of MLflow's own code
+        client = mlflow.tracking.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/a.db")
+        (run,) = client.search_runs([client.get_experiment_by_name("flower").experiment_id])
+        for record in history(tmp_path):
+            for name, value in curves_of(record).items():
+                steps = {one.step: one.value for one in client.get_metric_history(run.info.run_id, name)}
+                assert steps[record.round] == value
+        assert run.data.params["rule"] == "fedalign"
+        assert {file.path for file in client.list_artifacts(run.info.run_id)} >= {"decisions.csv", "model.safetensors"}
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(federation, tmp_path, caplog):

@@ -242,6 +242,10 @@ def test_metrics_of_a_file_are_in_rounds_and_summary(tmp_path, capsys):
     summary = json.loads((out / "summary.json").read_text())["arms"]["priority"]["metrics"]["f1"]
     assert summary["priority"]["per_seed"][0] == pytest.approx(rounds.final("f1"))
     assert summary["free"]["mean"] is not None
-    assert main([*run, "--resume"]) == 0
+    capsys.readouterr()
+    assert main([*run[:-1], "--resume"]) == 0
+    shown = capsys.readouterr().out
+    assert "Means over priority | free clients" in shown
+    assert f"{summary['priority']['mean']:.4f} | {summary['free']['mean']:.4f}" in shown
     assert main([*run[:2], "--out", str(tmp_path / "b"), "--set", "metrics.f1=recal"]) == 2
     assert "metrics.f1 is 'recal'; did you mean 'recall'?" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from fedalign.protocol.records import RoundRecord
 from fedalign.report.plot_style import rounds_axis
@@ -50,6 +51,7 @@ def draw(records: Sequence[RoundRecord], title: str) -> Figure:
         extent=(rounds[0] - 0.5, rounds[-1] + 0.5, clients - 0.5, -0.5),
     )  # fmt: skip
     decisions.set(ylabel="client")
+    decisions.yaxis.set_major_locator(MaxNLocator(integer=True))
     rounds_axis(decisions)
     seen = [name for place, name in enumerate(names) if (table == place).any()]
     figure.legend(
