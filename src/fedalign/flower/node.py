@@ -89,7 +89,7 @@ class Node:
             raise FedalignError("matching on accuracy needs a task with classes; this one has none: use match='loss'")
         self._engine = BatchedEngine(template, loss, data, accuracy=accuracy)
         self.layout, self._device = self._engine.layout, device
-        self._outputs = OutputReader(template, self.layout, data)
+        self._outputs = OutputReader(template, self.layout, data) if settings.metrics else None
 
     def samples(self) -> dict[str, int]:
         """Return the number of samples in every split."""
@@ -110,7 +110,7 @@ class Node:
         found: dict[str, float] = {}
         for name, metric in self._settings.make_metrics().items():
             rows = self._client.rows(split_over_flower(metric))
-            if len(rows):
+            if len(rows) and self._outputs is not None:
                 samples = self._outputs.read({0: model.to(self._device)}, self._federation.pool, {0: rows})
                 try:
                     values = metric.compute(name, [samples[0]])
