@@ -75,6 +75,9 @@ class Callback:
     needs_model: bool = True  #: False: :meth:`on_round` is given None, which avoids building a module
     changes_records: bool = False  #: True: :meth:`on_round` returns records with values added
 
+    def check(self, run: RunInfo) -> None:
+        """Called before anything is written: raise a :class:`FedalignError` for a run that cannot be served."""
+
     def on_start(self, run: RunInfo) -> None:
         """Called once, before the first round."""
 

@@ -224,6 +224,8 @@ def test_a_file_s_early_stopping_stops_single_runs_and_stays_stopped(tmp_path, c
     for arm, length in lengths.items():
         assert length == 25 or len(RunStore(out / arm / "seed-0").history()) > length
     assert main([*settings, "--out", str(tmp_path / "b"), "--continue-stopped"]) == 2
+    assert main([*settings, "--out", str(tmp_path / "b"), "--set", "callbacks=early-stopping(metric='nothing')"]) == 2
+    assert not (tmp_path / "b").exists()
 
 
 def test_an_interrupted_experiment_with_early_stopping_resumes_alike(tmp_path, monkeypatch):

@@ -54,10 +54,14 @@ class BestRound(Callback):
         """Its figure."""
         return self._watched.best
 
+    def check(self, run: RunInfo) -> None:
+        """Refuse a figure that the run does not have."""
+        self._watched.check(run)
+
     def on_start(self, run: RunInfo) -> None:
         """Find the best of the rounds before, whose model is in the folder already."""
         self._run, self._better, self.model = run, False, None
-        self._watched.start(run)
+        self._watched.start()
         for record in run.past:
             self._watched.improves(record)
         if run.past and (run.folder is None or not RunStore(run.folder).best.exists()):
@@ -67,7 +71,7 @@ class BestRound(Callback):
                 FederationWarning,
                 stacklevel=2,
             )
-            self._watched.start(run)
+            self._watched.start()
 
     def wants_model(self, record: RoundRecord) -> bool:
         """Ask for the model of a round that is better than all before."""

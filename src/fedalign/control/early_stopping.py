@@ -47,9 +47,13 @@ class EarlyStopping(Callback):
         self._since = 0  # rounds without an improvement
         self._reached = False
 
+    def check(self, run: RunInfo) -> None:
+        """Refuse a figure that the run does not have."""
+        self._watched.check(run)
+
     def on_start(self, run: RunInfo) -> None:
         """Count the rounds before, if the run goes on; one that had stopped and is continued is given a new chance."""
-        self._watched.start(run)
+        self._watched.start()
         self._since, self._reached = 0, False
         for record in run.past:
             self.on_round(record, None)

@@ -34,9 +34,12 @@ class Watched:
         self.best: float | None = None
         self.round: int | None = None  #: of the best value
 
-    def start(self, run: RunInfo) -> None:
-        """Refuse a figure that this run's rounds do not have, and forget what was seen."""
+    def check(self, run: RunInfo) -> None:
+        """Refuse a figure that this run's rounds do not have."""
         check_name(self.metric, run.metrics)
+
+    def start(self) -> None:
+        """Forget what was seen."""
         self.best = self.round = None
 
     def improves(self, record: RoundRecord) -> bool:

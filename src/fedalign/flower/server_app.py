@@ -75,26 +75,20 @@ class Server:
         )
         # Before anything is written: a wrong one must not leave a folder.
         callbacks, trackers = settings.make_callbacks(), settings.make_trackers(log.warning)
+        planned = RunInfo(
+            settings.rule, settings.seed, settings.rounds, folder=self.folder, metrics=tuple(settings.make_metrics()),
+            experiment="flower", home=self.folder, settings=vars(settings),
+        )  # fmt: skip
+        for callback in (*callbacks, *trackers):
+            callback.check(planned)
         self._metrics = ClientMetrics(settings, self._driver.exchange, self._driver.members)
         self._store = RunStore(self.folder)
         self._stopped: Stopped | None = None
         self._snapshot, last = self._open()
         self._failed = 0  # attempts at the present round
         self._callbacks: list[Callback] = [*callbacks, Recorder(self._store, None, settings.rounds), *trackers]
-        start = self._snapshot.round
-        self._info = RunInfo(
-            settings.rule,
-            settings.seed,
-            settings.rounds,
-            start,
-            last,
-            self.folder,
-            tuple(self._store.history().rounds[:start]),
-            tuple(settings.make_metrics()),
-            "flower",
-            self.folder,
-            vars(settings),
-        )
+        past = tuple(self._store.history().rounds[: self._snapshot.round])
+        self._info = replace(planned, start=self._snapshot.round, last=last, past=past)
 
     def run(self) -> None:
         """Run to the last round.

@@ -98,6 +98,8 @@ class RunSpec:
 def plan_of(spec: RunSpec) -> Plan:
     """Check a run's description and make its plan; a :class:`FedalignError` says what is wrong."""
     _check_types(spec)
+    for callback in spec.callbacks:
+        callback.check(spec.info)
     fed = spec.federation
     rule = spec.rule if isinstance(spec.rule, Rule) else PriorityOnly()
     rule.check(spec.rounds)

@@ -35,6 +35,10 @@ class Guarded(Callback):
         self.needs_model, self.changes_records = tracker.needs_model, tracker.changes_records
         self._failed = False
 
+    def check(self, run: RunInfo) -> None:
+        """Let the tracker refuse the run."""
+        self.tracker.check(run)
+
     def on_start(self, run: RunInfo) -> None:
         """Start the tracker; raises :class:`FedalignError` if it cannot."""
         try:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedalign.callbacks import Stopped
+from fedalign.callbacks import RunInfo, Stopped
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.experiments.store import write_atomically
 from fedalign.protocol.records import RoundRecord
@@ -57,11 +57,15 @@ class MLflow(Tracker):
         self._sent = 0.0
         self._status = "KILLED"  # unless the run ends
 
+    def check(self, run: RunInfo) -> None:
+        """Refuse a run without a place to write to."""
+        if not self._uri and "MLFLOW_TRACKING_URI" not in os.environ and run.home is None:
+            raise FedalignError("the tracker mlflow needs a place: mlflow(uri='sqlite:///runs/mlflow.db')")
+
     def open(self) -> int:
         """Open the run, or go on with that of an earlier session; return how many rounds it has."""
         run, uri = self.run, self._uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        if not uri and run.home is None:
-            raise FedalignError("the tracker mlflow needs a place: mlflow(uri='sqlite:///runs/mlflow.db')")
+        self.check(run)
         if not uri:
             assert run.home is not None
             run.home.mkdir(parents=True, exist_ok=True)
@@ -167,6 +171,10 @@ class MLflow(Tracker):
 def _quiet() -> Iterator[None]:
     """Keep MLflow's telemetry off, and its messages about its own database and dependencies to itself."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault(
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3"
+    )  # a server that is away must not stop a run for minutes
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("mlflow")  # which sets the levels of its loggers

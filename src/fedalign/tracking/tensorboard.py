@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from fedalign.callbacks import RunInfo
 from fedalign.errors import FedalignError
 from fedalign.protocol.records import RoundRecord
 from fedalign.tracking.tracker import Tracker, curves_of, outcome, picture_of, run_name, settings_text
@@ -29,13 +30,17 @@ class TensorBoard(Tracker):
         self._folder = folder
         self._writer: Any = None
 
+    def check(self, run: RunInfo) -> None:
+        """Refuse a run without a place to write to."""
+        if not self._folder and run.folder is None:
+            raise FedalignError("the tracker tensorboard needs a folder: tensorboard(folder='runs/curves')")
+
     def open(self) -> int:
         """Open the run's event file; a resumed run hides what an earlier session wrote beyond its start."""
         from torch.utils.tensorboard import SummaryWriter
 
         run = self.run
-        if not self._folder and run.folder is None:
-            raise FedalignError("the tracker tensorboard needs a folder: tensorboard(folder='runs/curves')")
+        self.check(run)
         if self._folder:
             place = Path(self._folder).expanduser() / (run.arm or "run") / f"seed-{run.seed}"
         else:
