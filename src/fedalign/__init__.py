@@ -23,10 +23,14 @@ from fedalign.aggregation.trimmed_mean import TrimmedMean
 from fedalign.aggregation.update_steps import ClientStep, ServerStep, UpdateContext
 from fedalign.attacks.adversary import Adversary
 from fedalign.attacks.attack import Attack
-from fedalign.callbacks import Callback, RunInfo
+from fedalign.callbacks import Callback, RunInfo, Stopped
+from fedalign.control.best_round import BestRound
+from fedalign.control.early_stopping import EarlyStopping
 from fedalign.data.federation import Client, Federation
 from fedalign.data.samples import Pool
 from fedalign.errors import DivergedError, FedalignError, FederationWarning
+from fedalign.metrics.metric import Metric
+from fedalign.protocol.metric_values import MetricValues
 from fedalign.protocol.records import ClientRound, History, RoundRecord, Tried
 from fedalign.rules.align import Align
 from fedalign.rules.auto import AutoAlign
@@ -57,6 +61,7 @@ __all__ = [
     "Attack",
     "AutoAlign",
     "Bernoulli",
+    "BestRound",
     "Broadcast",
     "Bucketing",
     "Callback",
@@ -71,6 +76,7 @@ __all__ = [
     "CoordinateMedian",
     "Cosine",
     "DivergedError",
+    "EarlyStopping",
     "Everyone",
     "Exponential",
     "FedAdam",
@@ -93,6 +99,8 @@ __all__ = [
     "LocalSGD",
     "LossWeighted",
     "Measure",
+    "Metric",
+    "MetricValues",
     "MultiKrum",
     "NearestNeighbourMixing",
     "NormClipping",
@@ -115,6 +123,7 @@ __all__ = [
     "Similarity",
     "SimulationResult",
     "Step",
+    "Stopped",
     "Trace",
     "Tried",
     "TrimmedMean",

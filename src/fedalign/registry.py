@@ -18,11 +18,13 @@ __all__ = [
     "DATA",
     "LOCAL_OPTIMIZERS",
     "LOSSES",
+    "METRICS",
     "MODELS",
     "PARTICIPATION",
     "RULES",
     "SERVER_OPTIMIZERS",
     "SERVER_STEPS",
+    "TRACKERS",
     "Registry",
 ]
 
@@ -218,9 +220,39 @@ ATTACKS = Registry(
     ("fedalign.attacks.attack:Attack",),
     "an attack (a subclass of fedalign.attacks.attack.Attack)",
 )
+METRICS = Registry(
+    "metric",
+    {
+        "accuracy": ("fedalign.metrics.classification:accuracy", "the fraction of correct predictions"),
+        "balanced-accuracy": ("fedalign.metrics.classification:balanced_accuracy", "the mean recall of the classes"),
+        "f1": ("fedalign.metrics.classification:f1", "F1, averaged over classes; `average`: macro, micro or none"),
+        "precision": ("fedalign.metrics.classification:precision", "the precision of each class"),
+        "recall": ("fedalign.metrics.classification:recall", "the recall of each class"),
+        "auc": ("fedalign.metrics.classification:auc", "the area under the ROC curve, one class against the others"),
+        "top-k": ("fedalign.metrics.classification:top_k", "whether the class is among the `k` highest scores"),
+        "ece": ("fedalign.metrics.classification:calibration_error", "the expected calibration error"),
+        "mae": ("fedalign.metrics.regression:mean_absolute_error", "the mean absolute error"),
+        "rmse": ("fedalign.metrics.regression:root_mean_squared_error", "the root mean squared error"),
+        "r2": ("fedalign.metrics.regression:r2", "the coefficient of determination"),
+    },
+    wanted="a metric (a function of outputs and targets, or a class as those of torchmetrics)",
+    given=2,
+)
+_TRACKERS = {
+    "tensorboard": ("fedalign.tracking.tensorboard:TensorBoard", "curves, decisions and pictures for TensorBoard"),
+    "mlflow": ("fedalign.tracking.mlflow:MLflow", "runs of MLflow, in a database file or on a server"),
+    "wandb": ("fedalign.tracking.wandb:WandB", "runs of Weights & Biases, offline or on a server"),
+}
+TRACKERS = Registry(
+    "tracker", _TRACKERS, ("fedalign:Callback",), "a tracker (a subclass of fedalign.Callback)"
+)  # fmt: skip
 CALLBACKS = Registry(
-    "tracker",
-    {"tensorboard": ("fedalign.experiments.tensorboard:TensorBoard", "curves for TensorBoard")},
+    "callback",
+    {
+        "early-stopping": ("fedalign:EarlyStopping", "stop a run when a figure no longer improves"),
+        "best-round": ("fedalign:BestRound", "keep the model of the best round, best.safetensors"),
+        **_TRACKERS,
+    },
     ("fedalign:Callback",),
-    "a tracker (a subclass of fedalign.Callback)",
+    "a callback (a subclass of fedalign.Callback)",
 )

@@ -377,7 +377,7 @@ def lazy():
     ("setting", "words"),
     [
         ("arm.own.rule=broken:Rule", "your own code failed: ZeroDivisionError: division by zero (broken.py, line 7)"),
-        ('trackers=["broken:Tracker"]', "your own code failed: OSError: no disk (broken.py, line 11)"),
+        ('callbacks=["broken:Tracker"]', "your own code failed: OSError: no disk (broken.py, line 11)"),
         ("aggregator=broken:Aggregate", "Aggregate.combine must return (610,) of torch.float32, not (3,)"),
         ("aggregator=broken:NotANumber", "NotANumber.combine returned numbers that are not finite"),
         ('client_steps=["broken:Step"]', "Step.apply must return a tensor of (610,), not ()"),

@@ -38,6 +38,20 @@ def test_results_are_those_of_a_local_run(tmp_path, arms):
         assert (here / file).read_bytes() == (there / file).read_bytes(), file
 
 
+def test_metrics_and_early_stopping_work_beside_the_simulation(tmp_path):
+    stop = "early-stopping(metric='test_accuracy', patience=1)"
+    more = ["--arms", "priority,all", "--rounds", "12", "--set", 'metrics=["f1"]', "--track", "tensorboard"]
+    more += ["--set", f'callbacks=["{stop}", "best-round"]']
+    here, there = tmp_path / "here", tmp_path / "ray"
+    assert main([*SETTINGS, *more, "--out", str(here)]) == 0
+    assert main([*SETTINGS, *more, "--out", str(there), "--on", "ray", "--workers", "2"]) == 0
+    stopped = [p.relative_to(here) for p in here.rglob("stopped.json")]
+    assert stopped
+    for file in [*stopped, *(p.relative_to(here) for p in here.rglob("rounds.jsonl"))]:
+        assert (here / file).read_bytes() == (there / file).read_bytes(), file
+        assert (there / file).with_name("best.safetensors").exists()
+
+
 def test_divergence_is_reported_from_afar(tmp_path):
     out = tmp_path / "out"
     wild = ["--set", "local.lr=1e38", "--on", "ray", "--workers", "1", "--arms", "priority,all", "--out", str(out)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tomllib
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -61,10 +62,22 @@ def overrides_of(options: argparse.Namespace) -> dict[str, Any]:
     found |= dict(setting(pair) for pair in options.set)
     if options.arms is not None:
         found["arms"] = [arm.strip() for arm in options.arms.split(",") if arm.strip()]
+    if getattr(options, "track", None):
+        found["track"] = [text for given in options.track for text in split_names(given)]
     for name in ("seeds", "rounds", "device", "tf32"):
         if getattr(options, name) is not None:
             found[name] = getattr(options, name)
     return found
+
+
+def split_names(text: str) -> list[str]:
+    """Split a list of names at commas that are not inside brackets, which hold options.
+
+    >>> split_names("tensorboard, mlflow(uri='sqlite:///a.db', experiment='mine')")
+    ['tensorboard', "mlflow(uri='sqlite:///a.db', experiment='mine')"]
+    """
+    parts = re.split(r",(?![^()]*\))", text)
+    return [part.strip() for part in parts if part.strip()]
 
 
 def setting(pair: str) -> tuple[str, Any]:

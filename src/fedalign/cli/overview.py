@@ -49,7 +49,13 @@ def _list(options: argparse.Namespace) -> int:
         "client_steps": registry.CLIENT_STEPS.descriptions(),
         "server_steps": registry.SERVER_STEPS.descriptions(),
         "adversary": registry.ATTACKS.descriptions(),
-        "trackers": registry.CALLBACKS.descriptions(),
+        "metrics": registry.METRICS.descriptions(),
+        "callbacks": {
+            name: text
+            for name, text in registry.CALLBACKS.descriptions().items()
+            if name not in registry.TRACKERS.entries
+        },
+        "track": registry.TRACKERS.descriptions(),
     }
     for heading, entries in blocks.items():
         table = Table(box=None, padding=(0, 2), title_justify="left")

@@ -16,7 +16,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedalign.callbacks import Callback
+from fedalign.callbacks import Callback, Stopped
+from fedalign.errors import DivergedError
 from fedalign.protocol.records import RoundRecord, mean_or_none
 
 
@@ -35,6 +36,7 @@ class ExperimentProgress:
         )
         self._task = self._bar.add_task("rounds", total=rounds)
         self._latest: dict[str, dict[int, RoundRecord]] = {arm: {} for arm in arms}
+        self._ended: set[tuple[str, int]] = set()
         self._live = Live(self._picture(), console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> ExperimentProgress:
@@ -55,9 +57,18 @@ class ExperimentProgress:
     def update(self, arm: str, seed: int, record: RoundRecord) -> None:
         """Show the record of a round that has finished."""
         self._latest[arm][seed] = record
-        slowest = min(r.round for records in self._latest.values() for r in records.values())
-        self._bar.update(self._task, completed=slowest + 1)
+        self._show_slowest()
         self._live.update(self._picture())
+
+    def end(self, arm: str, seed: int) -> None:
+        """Wait no longer for a run that has ended early."""
+        self._ended.add((arm, seed))
+        self._show_slowest()
+
+    def _show_slowest(self) -> None:
+        going = [r.round for arm, of in self._latest.items() for s, r in of.items() if (arm, s) not in self._ended]
+        if going:
+            self._bar.update(self._task, completed=min(going) + 1)
 
     def _picture(self) -> Group:
         table = Table(box=None, padding=(0, 2))
@@ -84,3 +95,9 @@ class _ShowRound(Callback):
 
     def on_round(self, record: RoundRecord, model: object) -> None:
         self._progress.update(self._arm, self._seed, record)
+
+    def on_stop(self, stopped: Stopped) -> None:
+        self._progress.end(self._arm, self._seed)
+
+    def on_error(self, error: DivergedError) -> None:
+        self._progress.end(self._arm, self._seed)

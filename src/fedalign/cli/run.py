@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from fedalign.cli.notices import error_console, printed_notes
+from fedalign.cli.notices import error_console, notes_at_once, printed_notes
 from fedalign.cli.options import DIVERGED, add_run_options, count, overrides_of
 from fedalign.errors import FedalignError
 
@@ -38,12 +38,22 @@ def add(commands: Subcommands) -> None:
         help="change a setting, as in --set local.lr=0.05; repeatable",
     )
     command.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    command.add_argument(
+        "--continue-stopped", action="store_true", help="with --resume: continue also runs that stopped early"
+    )
+    command.add_argument(
+        "--track",
+        action="append",
+        metavar="NAME",
+        help="write the runs for a tracker: tensorboard, mlflow, wandb or your own module:Name; repeatable",
+    )
     command.set_defaults(command=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     from fedalign.experiments.config import load
     from fedalign.experiments.runner import free_folder, latest_folder
+    from fedalign.report.metrics_table import metrics_table
     from fedalign.report.page import write_report
     from fedalign.report.read_runs import read_run
     from fedalign.report.table import incentive_table, terminal_table
@@ -51,11 +61,15 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.workers is not None and options.on != "ray":
         raise FedalignError("--workers needs --on ray")
+    if options.continue_stopped and not options.resume:
+        raise FedalignError("--continue-stopped needs --resume")
     console = Console(quiet=options.quiet, highlight=False)
     experiment = load(options.experiment, overrides_of(options))
     folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
     outcome = simulate(experiment, folder, console, options, resume=options.resume)
     console.print(terminal_table(outcome.summary))
+    if (metrics := metrics_table(outcome.summary)) is not None:
+        console.print(metrics)
     if (gains := incentive_table(outcome.summary)) is not None:
         console.print(gains)
     if "theory" in outcome.summary:
@@ -88,6 +102,7 @@ def simulate(
             on=options.on,
             workers=options.workers,
             callbacks=[] if progress is None else [progress.callback],
+            continue_stopped=getattr(options, "continue_stopped", False),
         )
         notes += prepared.notes
     console.print(
@@ -102,8 +117,11 @@ def simulate(
         )
     if progress is not None:
         progress.start_at(prepared.start)
-    with progress or contextlib.nullcontext():
+    with notes_at_once(), progress or contextlib.nullcontext():
         outcome = execute(prepared)
+    for arm, early in outcome.stopped.items():
+        for seed, message in early.items():
+            console.print(f"{escape(arm)}, seed {seed}: {escape(message)}")
     for arm, failed in outcome.diverged.items():
         for seed, message in failed.items():
             error_console().print(f"[bold red]{escape(arm)}, seed {seed}:[/] {escape(message)}")

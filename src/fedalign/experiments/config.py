@@ -15,6 +15,7 @@ from fedalign.attacks.settings import resolve_adversary
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.arms import ARMS, NAME, resolve_arm
 from fedalign.experiments.experiment import Experiment
+from fedalign.metrics.metric import resolve_metrics
 from fedalign.registry import (
     AGGREGATORS,
     CALLBACKS,
@@ -26,6 +27,7 @@ from fedalign.registry import (
     PARTICIPATION,
     SERVER_OPTIMIZERS,
     SERVER_STEPS,
+    TRACKERS,
 )
 from fedalign.settings.toml_file import read_toml
 from fedalign.settings.typed_values import check_type
@@ -35,8 +37,15 @@ from fedalign.training.schedules import Schedule
 __all__ = ["ARMS", "Experiment", "load", "shipped"]
 
 _SECTIONS = ("data", "model", "local", "participation", "server", "adversary", "arm")
-_LISTS = {"client_steps": CLIENT_STEPS, "server_steps": SERVER_STEPS, "trackers": CALLBACKS}
-_NAMED = ("loss", "aggregator", *_LISTS)  # texts, tables or lists of them, which the registry reads
+_LISTS = {"client_steps": CLIENT_STEPS, "server_steps": SERVER_STEPS, "callbacks": CALLBACKS}
+_NAMED = (
+    "loss",
+    "aggregator",
+    "metrics",
+    "track",
+    "trackers",
+    *_LISTS,
+)  # texts, tables or lists of them, which the registry reads
 
 
 def _at_least_one(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
@@ -160,6 +169,10 @@ def _resolve(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     settings["aggregator"] = AGGREGATORS.resolve("aggregator", table.get("aggregator", "mean"), folder)
     for key, registry in _LISTS.items():
         settings[key] = registry.resolve_all(key, table.get(key, []), folder)
+    settings["trackers"] = [  # two names of one setting
+        tracker for key in ("trackers", "track") for tracker in TRACKERS.resolve_all(key, table.get(key, []), folder)
+    ]
+    settings["metrics"] = resolve_metrics(table.get("metrics", {}), folder)
     if "adversary" in table:
         settings["adversary"] = resolve_adversary(table["adversary"], folder)
     own_arms = {name: resolve_arm(name, own, folder) for name, own in _arms(table).items()}

@@ -9,6 +9,8 @@ from typing import Any
 
 from fedalign.errors import FedalignError
 
+_MAY_CHANGE = ("device", "trackers")  # on a resume
+
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read a folder's ``config.toml``; raises :class:`FedalignError` if it is damaged."""
@@ -22,13 +24,14 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Compare the settings of a folder's runs with those to continue with; returns notes for the user.
 
-    Raises :class:`FedalignError`, which names what has changed. Another device is only a note.
+    Raises :class:`FedalignError`, which names what has changed. Another device is only a note, and trackers, which do
+    not change a run, may be others.
 
     >>> check_same(Path("out"), {"rounds": 5, "device": "cpu"}, {"rounds": 5, "device": "cuda"})
     ['the run began on cpu and continues on cuda: the last bits may differ']
     """
     old, new = _flatten(before), _flatten(now)
-    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "device")
+    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in _MAY_CHANGE)
     if changed:
         shown = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)
         raise FedalignError(f"{folder} was run with other settings, so it cannot be resumed with these: {shown}")

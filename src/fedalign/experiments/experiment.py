@@ -16,6 +16,7 @@ from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
 from fedalign.experiments.arms import make_rule
 from fedalign.experiments.federations import federation_of
+from fedalign.metrics.metric import Metric, make_metrics
 from fedalign.registry import (
     AGGREGATORS,
     CALLBACKS,
@@ -27,12 +28,14 @@ from fedalign.registry import (
     PARTICIPATION,
     SERVER_OPTIMIZERS,
     SERVER_STEPS,
+    TRACKERS,
 )
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
 from fedalign.rules.verified import with_trust
 from fedalign.settings.validation import options_of
 from fedalign.simulation.spec import RunSpec
+from fedalign.tracking.guard import Guarded
 from fedalign.training.losses import PerSampleLoss
 from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Participation
@@ -91,7 +94,16 @@ class Experiment:
 
     def make_trackers(self) -> list[Callback]:
         """Make the trackers of one run."""
-        return [CALLBACKS.make(table, self.folder) for table in self.trackers]
+        return [Guarded(TRACKERS.make(table, self.folder), table["kind"]) for table in self.trackers]
+
+    def make_callbacks(self) -> list[Callback]:
+        """Make the callbacks of one run, such as early stopping."""
+        return [CALLBACKS.make(table, self.folder) for table in self.settings["callbacks"]]
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics that are measured after every round."""
+        return make_metrics(self.settings["metrics"], self.folder)
 
     def model(self) -> nn.Module:
         """Make the experiment's model, initialised by torch's random numbers."""
@@ -141,6 +153,9 @@ class Experiment:
             free_total=self.settings["free_total"],
             callbacks=[] if theory is None or isinstance(rule, Alone) else [theory.for_run()],
             name=arm,
+            metrics=self.metrics,
+            experiment=self.name,
+            settings=self.settings,
         )
 
     def _in_theory(self, federation: Federation, local: LocalOptimizer) -> tuple[LocalOptimizer, TheoryCallback | None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedalign.callbacks import Callback
+from fedalign.callbacks import Callback, Stopped
 from fedalign.data.federation import Federation
 from fedalign.errors import DivergedError
 from fedalign.experiments.store import Mark, RunStore
@@ -43,6 +43,11 @@ class Recorder(Callback):
     def on_error(self, error: DivergedError) -> None:
         """Remember that the run diverged, so that a resume does not repeat it."""
         self._store.mark_diverged(error)
+
+    def on_stop(self, stopped: Stopped) -> None:
+        """Make the last round a checkpoint, and remember that the run stopped there, so that a resume leaves it."""
+        self.close()
+        self._store.mark_stopped(stopped)
 
     def on_end(self, result: SimulationResult) -> None:
         """Write the final weights, and the final model's accuracy and loss on every client's test data."""

@@ -60,11 +60,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended: ``summary`` as in ``summary.json``, every run's history, and the messages of diverged runs."""
+    """How it ended: ``summary`` as in ``summary.json``, every run's history, messages of diverged and stopped runs."""
 
     summary: dict[str, Any]
     histories: dict[str, dict[int, History]]
     diverged: dict[str, dict[int, str]]
+    stopped: dict[str, dict[int, str]] = field(default_factory=dict)
 
 
 def prepare(
@@ -76,11 +77,13 @@ def prepare(
     on: Literal["here", "ray"] = "here",
     workers: int | None = None,
     callbacks: Sequence[CallbackFactory] = (),
+    continue_stopped: bool = False,
 ) -> Prepared:
     """Check an experiment, its output folder and, to resume, its checkpoints. Writes nothing.
 
-    With ``on="ray"`` the runs are spread over ``workers`` of Ray's cluster. ``callbacks`` are functions of an arm and
-    a seed, each of which makes a callback for that run.
+    A resume leaves runs that stopped early as they are, unless ``continue_stopped`` asks for more rounds of them. With
+    ``on="ray"`` the runs are spread over ``workers`` of Ray's cluster. ``callbacks`` are functions of an arm and a
+    seed, each of which makes a callback for that run.
     """
     chosen = resolve_device(device if on == "here" else "cpu")
     notes: list[str] = []
@@ -101,22 +104,32 @@ def prepare(
                 raise FedalignError(f"{store.folder} already holds a run's output; choose another --out")
     points: list[Checkpoint | None] = [None] * len(runs)
     if resume:
-        points, said = _common_points(stores)
+        points, said = _common_points(stores, continue_stopped=continue_stopped)
         notes += said
-    runs = [(arm, seed, _from(point, spec)) for (arm, seed, spec), point in zip(runs, points, strict=True)]
+    runs = [
+        (arm, seed, _from(point, spec, store, continue_stopped=continue_stopped))
+        for (arm, seed, spec), point, store in zip(runs, points, stores, strict=True)
+    ]
     live = [
         i
         for i, ((_, _, spec), store) in enumerate(zip(runs, stores, strict=True))
-        if store.diverged() is None and (spec.start < spec.rounds or not store.model.exists())
+        if store.diverged() is None
+        and ((spec.start < spec.rounds and spec.stopped is None) or not store.model.exists())
     ]
+    if still := sum(store.stopped() is not None for i, store in enumerate(stores) if i not in live):
+        notes.append(f"{still} of {len(runs)} runs stopped early and stay so; --continue-stopped continues them")
     simulation: Simulation | RaySimulation | None = None
     if live:
         recorders = _recorders(experiment, [runs[i][2] for i in live], [stores[i] for i in live])
         for i, recorder in zip(live, recorders, strict=True):
             arm, seed, spec = runs[i]
+            own = [*spec.callbacks, *experiment.make_callbacks()]
             more = [*experiment.make_trackers(), *(make(arm, seed) for make in callbacks)]
-            everything = [*spec.callbacks, recorder, *more]
-            runs[i] = arm, seed, dataclasses.replace(spec, callbacks=everything, folder=stores[i].folder)
+            runs[i] = (
+                arm,
+                seed,
+                dataclasses.replace(spec, callbacks=[*own, recorder, *more], folder=stores[i].folder, home=folder),
+            )
         specs, loss, tf32 = [runs[i][2] for i in live], experiment.loss, experiment.tf32
         if on == "ray":
             simulation = RaySimulation(specs, experiment.model, loss=loss, device=device, tf32=tf32, workers=workers)
@@ -142,18 +155,22 @@ def execute(prepared: Prepared) -> Outcome:
             raise
     histories: dict[str, dict[int, History]] = {}
     diverged: dict[str, dict[int, str]] = {}
+    stopped: dict[str, dict[int, str]] = {}
     for (arm, seed, _), store in zip(prepared.runs, prepared.stores, strict=True):
         histories.setdefault(arm, {})[seed] = store.history()
         message = store.diverged()
         if message is not None:
             diverged.setdefault(arm, {})[seed] = message
+        if (early := store.stopped()) is not None:
+            stopped.setdefault(arm, {})[seed] = str(early)
+    alone = {arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)}
     summary = {
         "experiment": experiment.name,
         "rounds": experiment.rounds,
         "seeds": experiment.seeds,
         "device": _device_name(prepared.device),
         "seconds": round(earlier + time.monotonic() - began, 3),
-        "arms": summarise(histories, diverged, {arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)}),
+        "arms": summarise(histories, diverged, alone, stopped),
     }
     if experiment.adversary is not None:
         summary["hostile"] = _hostile(experiment.adversary, prepared.runs)
@@ -161,14 +178,13 @@ def execute(prepared: Prepared) -> Outcome:
         from fedalign.theory.comparison import summarise as theory_of
 
         summary["theory"] = theory_of(experiment.settings, prepared.runs, histories, experiment.model)
-    alone = next((arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)), None)
-    if alone is not None:
+    if alone:
         tests: dict[str, dict[int, list[dict[str, Any]]]] = {}
         for (arm, seed, _), store in zip(prepared.runs, prepared.stores, strict=True):
             tests.setdefault(arm, {})[seed] = store.clients()
-        summary["incentive"] = incentive(tests, alone)
+        summary["incentive"] = incentive(tests, next(arm for arm in experiment.arms if arm in alone))
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    return Outcome(summary, histories, diverged)
+    return Outcome(summary, histories, diverged, stopped)
 
 
 def _hostile(adversary: Adversary, runs: Sequence[tuple[str, int, RunSpec]]) -> dict[str, list[str]]:
@@ -235,8 +251,11 @@ def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> l
     return check_same(folder, before.settings, _settings(experiment, device))
 
 
-def _common_points(stores: Sequence[RunStore]) -> tuple[list[Checkpoint | None], list[str]]:
-    """Find where each run goes on. All go on from the same round if they can, as in an uninterrupted run."""
+def _common_points(stores: Sequence[RunStore], *, continue_stopped: bool) -> tuple[list[Checkpoint | None], list[str]]:
+    """Find where each run goes on. All go on from the same round if they can, as in an uninterrupted run.
+
+    Runs that diverged or stopped early do not hold the others back.
+    """
     usable, notes = [], []
     for store in stores:
         good, said = store.checkpoints()
@@ -245,18 +264,27 @@ def _common_points(stores: Sequence[RunStore]) -> tuple[list[Checkpoint | None],
             onward = f"going on from round {good[0].rounds}" if good else "this run starts again"
             notes += [f"{message}; {onward}" for message in said]
     counted = [
-        good[0].rounds if good else 0 for good, store in zip(usable, stores, strict=True) if not store.diverged()
+        good[0].rounds if good else 0
+        for good, store in zip(usable, stores, strict=True)
+        if not store.diverged() and (continue_stopped or not store.stopped())
     ]
     common = min(counted, default=0)
     points: list[Checkpoint | None] = []
-    for good in usable:
-        same = [checkpoint for checkpoint in good if checkpoint.rounds == common]
+    for good, store in zip(usable, stores, strict=True):
+        same = [point for point in good if point.rounds == common and not store.stopped()]
         points.append(same[0] if same else good[0] if good else None)
     return points, notes
 
 
-def _from(point: Checkpoint | None, spec: RunSpec) -> RunSpec:
-    return spec if point is None else dataclasses.replace(spec, snapshot=point.snapshot, last=point.last)
+def _from(point: Checkpoint | None, spec: RunSpec, store: RunStore, *, continue_stopped: bool) -> RunSpec:
+    """Describe the rest of a run; one that stopped early has none, unless it is to be continued."""
+    if point is None:
+        return spec
+    stopped = None if continue_stopped else store.stopped()
+    if stopped is not None and stopped.round + 1 != point.rounds:  # its last checkpoint is damaged: it stops again
+        stopped = None
+    past = store.history().rounds[: point.rounds]
+    return dataclasses.replace(spec, snapshot=point.snapshot, last=point.last, past=past, stopped=stopped)
 
 
 def _open_folder(prepared: Prepared) -> None:
@@ -272,6 +300,8 @@ def _open_folder(prepared: Prepared) -> None:
     if prepared.resume:
         for i in prepared.live:
             prepared.stores[i].rewind(prepared.points[i])
+            if prepared.runs[i][2].stopped is None:
+                prepared.stores[i].mark_stopped(None)
 
 
 def _settings(experiment: Experiment, device: torch.device) -> dict[str, Any]:

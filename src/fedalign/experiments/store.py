@@ -8,6 +8,7 @@ there, so damage is noticed.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fedalign.callbacks import Stopped
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import Snapshot
 from fedalign.protocol.records import History, RoundRecord
@@ -59,7 +61,9 @@ class RunStore:
         self.model = folder / "model.safetensors"
         self._latest = folder / "checkpoint.safetensors"
         self._previous = folder / "checkpoint-previous.safetensors"
+        self.best = folder / "best.safetensors"
         self._diverged = folder / "diverged.json"
+        self._stopped = folder / "stopped.json"
         self._clients = folder / "clients.json"
         self._log_digest: Any = None  # of what is in the log; None: not read yet
 
@@ -154,6 +158,29 @@ class RunStore:
         """Remember that this run ended early, so that a resume doesn't repeat it."""
         what = {"round": error.round, "clients": error.clients, "message": str(error)}
         write_atomically(self._diverged, json.dumps(what, indent=1) + "\n")
+
+    def stopped(self) -> Stopped | None:
+        """Say why and when a callback stopped this run, if one did."""
+        if not self._stopped.exists():
+            return None
+        try:
+            found = json.loads(self._stopped.read_bytes())
+            return Stopped(int(found["round"]), str(found["reason"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise FedalignError(f"{self._stopped} is damaged: {error}") from error
+
+    def mark_stopped(self, stopped: Stopped | None) -> None:
+        """Remember that this run stopped early, so that a resume leaves it as it is; None: forget it."""
+        if stopped is None:
+            self._stopped.unlink(missing_ok=True)
+        else:
+            write_atomically(self._stopped, json.dumps(dataclasses.asdict(stopped), indent=1) + "\n")
+
+    def save_best(self, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
+        """Write the weights of the best round, with what is known about it."""
+        fresh = self.best.with_suffix(".new")
+        save_file(tensors, fresh, about)
+        fresh.replace(self.best)
 
     def save_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write the final weights."""

@@ -10,7 +10,10 @@ from fedalign.protocol.records import History, mean_or_none
 
 
 def summarise(
-    histories: Mapping[str, Mapping[int, History]], diverged: Mapping[str, Mapping[int, str]], alone: Set[str]
+    histories: Mapping[str, Mapping[int, History]],
+    diverged: Mapping[str, Mapping[int, str]],
+    alone: Set[str],
+    stopped: Mapping[str, Mapping[int, str]] | None = None,
 ) -> dict[str, Any]:
     """Summarise every arm. A final figure is the mean of the last 10 rounds; a diverged seed has none.
 
@@ -18,7 +21,8 @@ def summarise(
     over all rounds and seeds. ``models_up``, ``models_down`` and ``samples`` (trained on, passes included) are a run's
     totals, averaged over seeds. ``alone`` marks arms without a shared model. ``attack_success`` is given where hostile
     clients plant a backdoor. ``promise`` is about the last round, and None for arms that do not compare the served
-    model with the priority-only model.
+    model with the priority-only model. ``stopped`` says why and when seeds stopped early. ``metrics`` has the figures
+    of the users' metrics for priority and free clients, where there are some.
     """
     arms = {}
     for arm, runs in histories.items():
@@ -35,9 +39,12 @@ def summarise(
             "promise": _promise(runs, alive),
             "alone": arm in alone,
             "diverged": {str(seed): message for seed, message in failed.items()},
+            "stopped": {str(seed): message for seed, message in (stopped or {}).get(arm, {}).items()},
         }
         if any(r.attack_success is not None for h in runs.values() for r in h.rounds):
             arms[arm]["attack_success"] = _over_seeds(runs, alive, "attack_success")
+        if names := dict.fromkeys(name for h in runs.values() for r in h.rounds for name in r.metrics):
+            arms[arm]["metrics"] = {name: _metric(name, runs, alive) for name in names}
     return arms
 
 
@@ -76,6 +83,13 @@ def _over_seeds(runs: Mapping[int, History], alive: Mapping[int, History], name:
     mean = sum(there) / len(there)
     spread = math.sqrt(sum((v - mean) ** 2 for v in there) / (len(there) - 1)) if len(there) > 1 else 0.0
     return {"mean": mean, "std": spread, "per_seed": per_seed}
+
+
+def _metric(name: str, runs: Mapping[int, History], alive: Mapping[int, History]) -> dict[str, Any]:
+    """Summarise a metric; a round without it, as one whose outputs are not finite, does not count."""
+    having = {seed: History([r for r in history.rounds if name in r.metrics]) for seed, history in alive.items()}
+    parts = ("priority", "free", "priority_pooled", "free_pooled")
+    return {part: _over_seeds(runs, having, f"{name}.{part}") for part in parts}
 
 
 def _promise(runs: Mapping[int, History], alive: Mapping[int, History]) -> dict[str, Any] | None:

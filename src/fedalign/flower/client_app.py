@@ -32,6 +32,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Measure the models of a message on one or more splits; the reply has a measure for each model and split.
 
     A task that is ``paired`` has two models and one split; the reply says how often only one of the models is right.
+    A task with ``metrics`` asks for those of the settings.
     """
     node, task = _node(context), _task(message)
     models = list(get_models(message.content, node.layout.size, node.layout.dtype))
@@ -39,6 +40,8 @@ def evaluate(message: Message, context: Context) -> Message:
         compared = RecordDict()
         put_outcomes(compared, node.compare(models, _split(task)))
         return Message(compared, reply_to=message)
+    if task.get("metrics"):
+        return Message(RecordDict({"metrics": MetricRecord(dict(node.metrics(models[0])))}), reply_to=message)
     measures = {}
     for split in str(task["split"]).split("+"):
         for i, measure in enumerate(node.measure(models, split) or []):  # type: ignore[arg-type]

@@ -13,12 +13,15 @@ from fedalign.aggregation.update_steps import UpdateContext, sent_model
 from fedalign.data.federation import Federation
 from fedalign.data.samples import Arrays
 from fedalign.errors import FedalignError, FederationWarning
+from fedalign.flower.client_metrics import split_over_flower
 from fedalign.flower.settings import Settings, function
+from fedalign.metrics.metric import failure
 from fedalign.protocol.messages import Outcomes
 from fedalign.rules.rule import Measure, Split
 from fedalign.simulation.device import resolve_device
 from fedalign.simulation.engine.batched import BatchedEngine
 from fedalign.simulation.engine.jobs import Data, EvalJob, TrainJob
+from fedalign.simulation.engine.outputs import OutputReader
 from fedalign.simulation.engine.pairs import PairJob
 from fedalign.simulation.model_checks import check_model, check_repeatable
 from fedalign.simulation.spec import initial_module
@@ -86,6 +89,7 @@ class Node:
             raise FedalignError("matching on accuracy needs a task with classes; this one has none: use match='loss'")
         self._engine = BatchedEngine(template, loss, data, accuracy=accuracy)
         self.layout, self._device = self._engine.layout, device
+        self._outputs = OutputReader(template, self.layout, data) if settings.metrics else None
 
     def samples(self) -> dict[str, int]:
         """Return the number of samples in every split."""
@@ -97,6 +101,23 @@ class Node:
         if not len(rows):
             return None
         return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
+
+    def metrics(self, model: torch.Tensor) -> dict[str, float]:
+        """Compute the metrics of the settings on this client's data; what is undefined, or has no data, is missing.
+
+        Raises :class:`FedalignError` if a metric fails.
+        """
+        found: dict[str, float] = {}
+        for name, metric in self._settings.make_metrics().items():
+            rows = self._client.rows(split_over_flower(metric))
+            if len(rows) and self._outputs is not None:
+                samples = self._outputs.read({0: model.to(self._device)}, self._federation.pool, {0: rows})
+                try:
+                    values = metric.compute(name, [samples[0]])
+                except Exception as error:
+                    raise failure(name, "this client", error) from error
+                found |= {key: value for key, value in values.items() if value is not None}
+        return found
 
     def compare(self, models: Sequence[torch.Tensor], split: Split) -> Outcomes | None:
         """Compare two models sample by sample on one split; None without samples or without classes.

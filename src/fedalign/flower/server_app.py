@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fedalign.callbacks import Callback, RunInfo, close_all, notify_end, notify_round
+from fedalign.callbacks import Callback, RunInfo, Stopped, close_all, notify_end, notify_round, notify_stop
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.experiments.recorder import Recorder, has_finite_losses, is_finite
 from fedalign.experiments.store import RunStore, write_atomically
+from fedalign.flower.client_metrics import ClientMetrics
 from fedalign.flower.grid import BelowQuorumError, GridDriver, RoundFailedError
 from fedalign.flower.roster_file import RosterFile
 from fedalign.flower.settings import Settings, function
@@ -32,7 +33,10 @@ from fedalign.simulation.spec import initial_module
 
 app = ServerApp()
 log = logging.getLogger("flwr")  # Flower shows it with `flwr log` and `flwr run --stream`
-_MAY_CHANGE = {"resume", "out", "timeout", "wait", "repeats", "quorum", "device", "roster", "trackers"}  # on a resume
+_MAY_CHANGE = {  # on a resume
+    "resume", "continue_stopped", "out", "timeout", "wait", "repeats", "quorum", "device", "roster", "trackers",
+    "track",
+}  # fmt: skip
 
 
 @app.main()
@@ -69,12 +73,22 @@ class Server:
             match_on=rule.match_on or settings.match_on,
             measure_training=False,
         )
-        trackers = settings.make_trackers()  # before anything is written: a wrong one must not leave a folder
+        # Before anything is written: a wrong one must not leave a folder.
+        callbacks, trackers = settings.make_callbacks(), settings.make_trackers(log.warning)
+        planned = RunInfo(
+            settings.rule, settings.seed, settings.rounds, folder=self.folder, metrics=tuple(settings.make_metrics()),
+            experiment="flower", home=self.folder, settings=vars(settings),
+        )  # fmt: skip
+        for callback in (*callbacks, *trackers):
+            callback.check(planned)
+        self._metrics = ClientMetrics(settings, self._driver.exchange, self._driver.members)
         self._store = RunStore(self.folder)
+        self._stopped: Stopped | None = None
         self._snapshot, last = self._open()
         self._failed = 0  # attempts at the present round
-        self._callbacks: list[Callback] = [Recorder(self._store, None, settings.rounds), *trackers]
-        self._info = RunInfo(settings.rule, settings.seed, settings.rounds, self._snapshot.round, last, self.folder)
+        self._callbacks: list[Callback] = [*callbacks, Recorder(self._store, None, settings.rounds), *trackers]
+        past = tuple(self._store.history().rounds[: self._snapshot.round])
+        self._info = replace(planned, start=self._snapshot.round, last=last, past=past)
 
     def run(self) -> None:
         """Run to the last round.
@@ -92,8 +106,9 @@ class Server:
         log.info("output in %s", self.folder)
         for callback in self._callbacks:
             callback.on_start(self._info)
-        self._await_quorum()
-        while self._snapshot.round < settings.rounds:
+        if self._stopped is None:
+            self._await_quorum()
+        while self._snapshot.round < settings.rounds and self._stopped is None:
             try:
                 self._advance()
             except RoundFailedError as error:
@@ -104,9 +119,10 @@ class Server:
                 log.warning("round %d is repeated: %s", self._snapshot.round, error)
                 self._driver.early.forget()  # a measure may be what failed
                 self._await_quorum()
-        result = SimulationResult(self._as_module(self._snapshot.tensors["model"]), self._store.history())
+        model, history = self._as_module(self._snapshot.tensors["model"]), self._store.history()
+        result = SimulationResult(model, history, stopped=self._stopped)
         notify_end([(self._callbacks, result)])
-        log.info("done: %d rounds, in %s", self._snapshot.round, self.folder)
+        log.info("%s: %d rounds, in %s", self._stopped or "done", self._snapshot.round, self.folder)
 
     def _advance(self) -> None:
         """Run the algorithm from the last finished round to its end."""
@@ -126,6 +142,8 @@ class Server:
                     raise BelowQuorumError(request.record.skipped)
                 self._check_usable(request)
                 self._keep(request, time.monotonic() - began)
+                if self._stopped is not None:
+                    return
                 began = time.monotonic()
 
     def _check_usable(self, done: RoundDone) -> None:
@@ -138,7 +156,11 @@ class Server:
             raise RoundFailedError(f"the round's model has a loss or weights that are not finite (at {where})")
 
     def _keep(self, done: RoundDone, seconds: float) -> None:
+        if self._metrics:
+            measured = self._metrics.measure(done.model)
+            done = replace(done, record=replace(done.record, metrics=measured))
         done = notify_round(self._callbacks, done, self._as_module)
+        self._stopped = notify_stop(self._callbacks, done.record.round)
         record, self._snapshot, self._failed = done.record, done.snapshot, 0
         waited = self._driver.exchange.seconds
         spent = ", ".join(f"{what} {s:.1f} s" for what, s in waited.items())
@@ -203,6 +225,12 @@ class Server:
             return self._first(), None
         at = points[0]
         self._store.rewind(at)
+        stopped = self._store.stopped()
+        if settings.continue_stopped or (stopped is not None and stopped.round + 1 != at.rounds):
+            self._store.mark_stopped(None)
+        elif stopped is not None:
+            self._stopped = stopped
+            log.warning("%s; continue it nevertheless with continue-stopped=true", stopped)
         log.info("continuing from round %d", at.rounds)
         return at.snapshot, at.last
 

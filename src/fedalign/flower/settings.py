@@ -12,12 +12,14 @@ from fedalign.aggregation.update_steps import ClientStep, ServerStep
 from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.arms import make_rule, resolve_rule
-from fedalign.registry import AGGREGATORS, CALLBACKS, CLIENT_STEPS, LOCAL_OPTIMIZERS, LOSSES, SERVER_STEPS
+from fedalign.metrics.metric import Metric, make_metrics, resolve_metrics
+from fedalign.registry import AGGREGATORS, CALLBACKS, CLIENT_STEPS, LOCAL_OPTIMIZERS, LOSSES, SERVER_STEPS, TRACKERS
 from fedalign.rules.rule import Rule
 from fedalign.rules.verified import Verified, with_trust
 from fedalign.settings.typed_values import check_type
 from fedalign.settings.user_modules import find
 from fedalign.settings.validation import check_given, options_of
+from fedalign.tracking.guard import Guarded, Report, warn
 from fedalign.training.losses import PerSampleLoss
 from fedalign.training.optimizer import LocalOptimizer
 
@@ -47,7 +49,10 @@ class Settings:
     aggregator: str = "mean"  #: how the server combines updates
     client_steps: str = ""  #: what clients do with updates before they send them; several with `;` between
     server_steps: str = ""  #: which free clients' updates the server refuses, besides `longest`
-    trackers: str = ""  #: callbacks on the server, such as `tensorboard`
+    trackers: str = ""  #: where the server writes curves, such as `tensorboard; mlflow`
+    track: str = ""  #: another name of `trackers`
+    callbacks: str = ""  #: other callbacks on the server, such as `early-stopping(patience=5)`
+    metrics: str = ""  #: what clients compute on their data after every round, such as `f1; recall(on='heldout')`
     lr: float = 0.1
     epochs: int = 1
     batch_size: int = 50
@@ -59,6 +64,7 @@ class Settings:
     roster: str = "roster.toml"
     out: str = ""  #: the output folder; empty: ~/fedalign-runs/RUN
     resume: str = ""  #: the output folder of a run to continue
+    continue_stopped: bool = False  #: continue it also if it had stopped early
     timeout: float = 600.0  #: seconds that clients have to answer a request
     wait: float = 120.0  #: seconds to wait at the start, and before a repeated round, for the quorum
     quorum: float = 1.0  #: the fraction of the priority clients' weight that must answer
@@ -88,6 +94,7 @@ class Settings:
         self.make_aggregator()
         self.make_client_steps()
         self.make_server_steps()
+        self.make_metrics()
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Settings:
@@ -169,9 +176,19 @@ class Settings:
         bound = (LengthBound(self.longest),) if self.longest else ()
         return (*bound, *(SERVER_STEPS.make(table) for table in tables))
 
-    def make_trackers(self) -> list[Callback]:
-        """Make the callbacks that the server tells of every round."""
-        return [CALLBACKS.make(table) for table in CALLBACKS.resolve_all("trackers", self.trackers)]
+    def make_trackers(self, report: Report = warn) -> list[Callback]:
+        """Make the trackers on the server; ``report`` is told if one fails."""
+        named = {"trackers": self.trackers, "track": self.track}
+        tables = [table for key, text in named.items() for table in TRACKERS.resolve_all(key, text)]
+        return [Guarded(TRACKERS.make(table), table["kind"], report) for table in tables]
+
+    def make_callbacks(self) -> list[Callback]:
+        """Make the other callbacks that the server tells of every round."""
+        return [CALLBACKS.make(table) for table in CALLBACKS.resolve_all("callbacks", self.callbacks)]
+
+    def make_metrics(self) -> dict[str, Metric]:
+        """Make the metrics that every client computes on its own data."""
+        return make_metrics(resolve_metrics(self.metrics))
 
 
 def function(reference: str) -> Callable[..., Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedalign.errors import FedalignError
+from fedalign.protocol import metric_values
+from fedalign.protocol.metric_values import MetricValues
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,6 +118,7 @@ class RoundRecord:
     ``attack_success``: where simulated clients plant a backdoor, the part of the priority clients' test samples with
     the trigger that the served model takes for the attackers' class.
     ``promise``: by how much the served model may be worse than the priority-only model, where both were compared.
+    ``metrics``: the user's metrics of the served model, by name.
     """
 
     round: int
@@ -140,6 +143,7 @@ class RoundRecord:
     rho: float | None = None
     attack_success: float | None = None
     promise: Promise | None = None
+    metrics: Mapping[str, MetricValues] = field(default_factory=dict)
 
     @property
     def admitted(self) -> int:
@@ -153,6 +157,7 @@ class RoundRecord:
         row["tried"] = [dict(vars(tried)) for tried in self.tried]
         row["fallback"] = None if self.fallback is None else vars(self.fallback)
         row["promise"] = None if self.promise is None else vars(self.promise)
+        row["metrics"] = {name: metric_values.json_of(values) for name, values in self.metrics.items()}
         for part in (row, *row["tried"]):
             part["epsilon"] = "inf" if part["epsilon"] == math.inf else part["epsilon"]
         return json.dumps(_finite(row), allow_nan=False, separators=(",", ":"))
@@ -169,7 +174,13 @@ class RoundRecord:
             row["fallback"] = Fallback(**{name: fallback[name] for name in vars(Fallback()) if name in fallback})
         if promise := row.get("promise"):
             row["promise"] = Promise(**promise)
+        row["metrics"] = {name: metric_values.from_json(own) for name, own in row.get("metrics", {}).items()}
         return cls(**row)
+
+
+_IN_FRAME = (
+    "round", "epsilon", "global_loss", "global_accuracy", "test_accuracy", "test_loss", "inclusion", "theta"
+)  # fmt: skip
 
 
 @dataclass
@@ -187,6 +198,8 @@ class History:
     def to_frame(self) -> pd.DataFrame:
         """Return a data frame with one row per round and client; the columns of the round repeat for each client.
 
+        A metric has three columns: the client's own value, and the means over priority and over free clients.
+
         Raises :class:`FedalignError` if pandas, an optional dependency, is not installed.
         """
         try:
@@ -196,25 +209,21 @@ class History:
 
         rows: list[dict[str, Any]] = []
         for r in self.rounds:
-            shared = {
-                name: getattr(r, name)
-                for name in (
-                    "round",
-                    "epsilon",
-                    "global_loss",
-                    "global_accuracy",
-                    "test_accuracy",
-                    "test_loss",
-                    "inclusion",
-                    "theta",
-                )
-            }
-            rows += [{**shared, **asdict(client)} for client in r.clients]
+            shared = {name: getattr(r, name) for name in _IN_FRAME}
+            for name, values in r.metrics.items():
+                shared |= {f"{name}.priority": values.priority, f"{name}.free": values.free}
+            for client in r.clients:
+                own = {f"{name}.client": values.clients[client.id] for name, values in r.metrics.items()}
+                rows.append({**shared, **asdict(client), **own})
         return pd.DataFrame(rows)
 
     def final(self, name: str, last: int = 10) -> float | None:
         """Give the mean of a round's number over the last rounds: the final figure of summary.json."""
-        return mean_or_none(getattr(r, name) for r in self.rounds[-last:])
+        return mean_or_none(self.values(name)[-last:])
+
+    def values(self, name: str) -> list[float | None]:
+        """Give a number of every round by its name: ``"test_accuracy"``, or a metric as ``"f1"`` or ``"f1.free"``."""
+        return [metric_values.figure_of(r, name) for r in self.rounds]
 
 
 def mean_or_none(numbers: Iterable[float | None]) -> float | None:

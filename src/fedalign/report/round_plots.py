@@ -82,7 +82,8 @@ def spreads(arms: Arms, name: str, title: str, label: str, warmup: int, *, perce
 def costs(arms: Arms, measure: Measure, title: str) -> Figure:
     """Plot an accuracy against its cost so far: models sent in one panel, samples trained on in the other.
 
-    Accuracies and costs are means over seeds. A run that diverged has no total cost and is left out of that mean.
+    Accuracies and costs are means over seeds. A run that diverged or stopped
+    early has no total cost and is left out of that mean.
     """
     figure, axes = panels(1, 2, title)
     spent: dict[str, Callable[[RoundRecord], int]] = {
@@ -135,7 +136,8 @@ def _finish(axes: Axes, warmup: int, label: str, seen: Sequence[float]) -> None:
 def by_seed_and_round(runs: Mapping[int, History], name: str) -> npt.NDArray[np.float64]:
     """Return one number of the round records as an array of seeds × rounds.
 
-    Missing values are NaN: skipped rounds, and the rounds after a run diverged. Seeds without any value are dropped.
+    Missing values are NaN: skipped rounds, and the rounds after a run diverged or stopped early. Seeds without any
+    value are dropped.
     """
     longest = max((len(history) for history in runs.values()), default=0)
     rows: list[Sequence[float]] = []

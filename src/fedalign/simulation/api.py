@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,9 @@ from fedalign.attacks.adversary import Adversary
 from fedalign.attacks.settings import as_adversary
 from fedalign.callbacks import Callback
 from fedalign.data.federation import Federation
+from fedalign.errors import FedalignError
+from fedalign.experiments.single_run import in_folder, with_trackers
+from fedalign.metrics.metric import as_metrics
 from fedalign.protocol.messages import RoundDone
 from fedalign.registry import (
     AGGREGATORS,
@@ -27,6 +31,7 @@ from fedalign.registry import (
     RULES,
     SERVER_OPTIMIZERS,
     SERVER_STEPS,
+    TRACKERS,
 )
 from fedalign.rules.align import Align
 from fedalign.rules.baselines import Alone
@@ -66,7 +71,12 @@ def simulate(
     adversary: Adversary | Named | None = None,
     free_cap: float = math.inf,
     free_total: float = math.inf,
+    metrics: Any = (),
     callbacks: Sequence[Callback | Named] = (),
+    track: Sequence[Callback | Named] | str = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    continue_stopped: bool = False,
     on_round: Callable[[RoundDone], None] | None = None,
 ) -> SimulationResult:
     """Simulate one prioritized federation.
@@ -79,7 +89,12 @@ def simulate(
     client, and ``free_total`` that of all admitted ones together, where all priority clients together weigh 1. With
     ``trust="verify"`` the priority clients verify what free clients' updates do (:class:`Verified`); otherwise the rule
     believes what free clients report. ``adversary`` makes some free clients hostile: an :class:`Adversary`, or a text
-    or a table as in settings files. Every seam takes an object of your own class, or a name as in settings files:
+    or a table as in settings files. ``metrics`` maps names to functions of outputs and targets, objects of torchmetrics
+    or built-in names; a list of names will do. They are measured after every round, for priority and free clients.
+    ``callbacks`` hear of every round and may stop the run (:class:`EarlyStopping`); ``track`` names trackers, such as
+    ``"mlflow"``. ``out`` is a folder for ``rounds.jsonl``, checkpoints and the final weights; with ``resume`` a run
+    that was interrupted there goes on, to the same result. One that had stopped early needs ``continue_stopped``, too.
+    Every seam takes an object of your own class, or a name as in settings files:
     ``rule="auto"``, ``aggregator="trimmed-mean(trim=0.2)"``, ``loss="mine:loss"``.
     Raises :class:`DivergedError` if training leaves the finite numbers.
 
@@ -107,7 +122,14 @@ def simulate(
         free_cap=free_cap,
         free_total=free_total,
         callbacks=[CALLBACKS.accept("callbacks", callback) for callback in callbacks],
+        metrics=as_metrics(metrics),
     )
+    trackers = [TRACKERS.accept("track", one) for one in ([track] if isinstance(track, str) else track)]
+    if out is not None:
+        spec = in_folder(spec, Path(out), resume=resume, continue_stopped=continue_stopped)
+    elif resume or continue_stopped:
+        raise FedalignError("resume needs the folder of the run to continue: out='…'")
+    spec = with_trackers(spec, trackers)
     if isinstance(model, str | Mapping):
         model = functools.partial(MODELS.make, MODELS.resolve("model", model))  # made anew, with the seed's weights
     per_sample: PerSampleLoss = LOSSES.accept("loss", loss)

@@ -73,6 +73,8 @@ class Driver:
                     break
             else:
                 self._measure_attacks(waiting)
+                for run in waiting:
+                    run.measure()
                 yield self._events()
                 for run in waiting:
                     run.advance(None)

@@ -12,6 +12,7 @@ import torch
 from fedalign.aggregation.aggregator import Aggregator, WeightedMean
 from fedalign.aggregation.update_steps import ClientStep, ServerStep, UpdateContext, sent_model
 from fedalign.attacks.hostile import HostileClients
+from fedalign.callbacks import Stopped
 from fedalign.data.federation import Federation, Rows
 from fedalign.data.samples import Pool
 from fedalign.errors import DivergedError, FedalignError
@@ -28,10 +29,11 @@ from fedalign.protocol.messages import (
     Snapshot,
     WhoIsThere,
 )
-from fedalign.protocol.records import RoundRecord
+from fedalign.protocol.records import History, RoundRecord
 from fedalign.protocol.roster import Roster
 from fedalign.rules.rule import Measure, Split
 from fedalign.simulation.engine.jobs import Trained, TrainJob
+from fedalign.simulation.metrics import RunMetrics
 from fedalign.simulation.scaffold import Controls
 from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Full, Participation, Presence
@@ -54,9 +56,11 @@ class LiveRun:
     controls: Controls | None = None  #: SCAFFOLD's
     roster: Roster | None = None  #: the federation's, with the caps of this run; None: without caps
     hostile: HostileClients | None = None
+    metrics: RunMetrics | None = None
     request: Request | None = None
     result: Result | None = None
     error: DivergedError | None = None
+    stopped: Stopped | None = None  #: set by callbacks: the run ends with the round that is done
     records: list[RoundRecord] = field(default_factory=list)
     round: int = 0
     received: torch.Tensor | None = None  #: the model that the invited clients have
@@ -64,12 +68,24 @@ class LiveRun:
 
     def advance(self, reply: Any) -> None:
         """Send a reply and keep the next request; at the end keep the result, or the error."""
+        if self.stopped is not None:
+            done = self.request
+            assert isinstance(done, RoundDone), "a run is stopped after a round"
+            self.run.close()
+            self.request, self.result = None, Result(done.model, History(self.records))
+            return
         try:
             self.request = self.run.send(reply)
         except StopIteration as stop:
             self.request, self.result = None, stop.value
         except DivergedError as error:
             self.request, self.error = None, error
+
+    def measure(self) -> None:
+        """Add the users' metrics of the served model to the record of the round that is done."""
+        if self.metrics is not None and isinstance(self.request, RoundDone):
+            record = replace(self.request.record, metrics=self.metrics.of(self.request.model))
+            self.request = replace(self.request, record=record)
 
     def present(self, request: WhoIsThere) -> Present | None:
         """Draw the clients that can be reached, or those that evaluate; None: no evaluators of their own."""

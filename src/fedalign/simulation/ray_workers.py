@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedalign.callbacks import close_all, notify_end, notify_error, notify_round
+from fedalign.callbacks import Callback, close_all, may_stop, notify_end, notify_error, notify_round, notify_stopped
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import RoundDone
 from fedalign.settings import user_modules
@@ -52,10 +52,10 @@ class RaySimulation:
             raise FedalignError("device 'cuda' was asked for, but Ray's cluster has no GPU; use --device cpu")
         self.device = torch.device("cuda" if gpus and device != "cpu" else "cpu")
         self._here = Simulation(specs, model, loss=loss, device="cpu")  # says what is wrong before a worker starts
-        # Callbacks that add to records run in the workers, beside the simulation; the others here.
+        # Callbacks that add to records or may stop a run work beside the simulation, in the workers; the others here.
         self._specs, self._model = [_for_worker(spec) for spec in specs], model
         self._infos = [spec.info for spec in specs]
-        self._callbacks = [[c for c in spec.callbacks if not c.changes_records] for spec in specs]
+        self._callbacks = [[c for c in spec.callbacks if not _in_worker(c)] for spec in specs]
         self._options = {"loss": loss, "device": self.device.type, "tf32": tf32}
         count = min(len(specs), workers or (gpus if self.device.type == "cuda" else machines))
         self._shares = [list(range(first, len(specs), count)) for first in range(count)]
@@ -95,6 +95,9 @@ class RaySimulation:
                         ) from error
                     if kind == "results":
                         self._results |= dict(zip(share, content, strict=True))
+                    elif kind == "stops":
+                        for place, stopped in content.items():
+                            notify_stopped(self._callbacks[share[place]], stopped)
                     else:
                         yield [(share[place], self._notify(share[place], event)) for place, event in content]
             notify_end(zip(self._callbacks, self.results(), strict=True))
@@ -115,7 +118,11 @@ class RaySimulation:
 
 
 def _for_worker(spec: RunSpec) -> RunSpec:
-    return dataclasses.replace(spec, callbacks=[callback for callback in spec.callbacks if callback.changes_records])
+    return dataclasses.replace(spec, callbacks=[callback for callback in spec.callbacks if _in_worker(callback)])
+
+
+def _in_worker(callback: Callback) -> bool:
+    return callback.changes_records or may_stop(callback)
 
 
 def _work(
@@ -125,8 +132,12 @@ def _work(
     if options["device"] == "cpu":
         torch.set_num_threads(cores)
     simulation = Simulation(specs, model, **options)
+    told: set[int] = set()
     for events in simulation.rounds():
         yield "events", [(place, _on_cpu(event)) for place, event in events]
+        if new := {place: stopped for place, stopped in simulation.stops.items() if place not in told}:
+            told |= set(new)
+            yield "stops", new
     yield "results", simulation.results()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedalign.attacks.hostile import HostileClients
-from fedalign.callbacks import close_all, notify_end, notify_error, notify_round
+from fedalign.callbacks import Stopped, close_all, notify_end, notify_error, notify_round, notify_stop
 from fedalign.errors import DivergedError, FedalignError, nearest
 from fedalign.protocol.messages import RoundDone, Snapshot
 from fedalign.protocol.plan import Plan
@@ -25,8 +25,10 @@ from fedalign.simulation.driver import Driver, Event
 from fedalign.simulation.engine.batched import BatchedEngine
 from fedalign.simulation.engine.jobs import Data, Engine, EvalJob
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.engine.outputs import OutputReader
 from fedalign.simulation.engine.reference import ReferenceEngine
 from fedalign.simulation.live_run import LiveRun
+from fedalign.simulation.metrics import prepare_metrics
 from fedalign.simulation.model_checks import check_model, check_repeatable
 from fedalign.simulation.scaffold import Controls
 from fedalign.simulation.spec import ModelFactory, RunSpec, initial_module, plan_of
@@ -40,13 +42,15 @@ EngineName = Literal["batched", "reference"]
 class SimulationResult:
     """What a run gives: ``model`` (a module; for `Alone` one per client), ``history``, and ``error`` if it diverged.
 
-    ``clients`` measures the final model on every client's own test data, None where it has none.
+    ``clients`` measures the final model on every client's own test data, None where it has none. ``stopped`` says why
+    and when a callback ended the run before its last round.
     """
 
     model: Any
     history: History
     error: DivergedError | None = None
     clients: tuple[Measure | None, ...] = ()
+    stopped: Stopped | None = None
 
 
 class Simulation:
@@ -92,6 +96,13 @@ class Simulation:
             _live(spec, plan, model, self.layout, self.device, one)
             for spec, plan, one in zip(specs, plans, hostile, strict=True)
         ]
+        if any(spec.metrics for spec in specs):
+            reader = OutputReader(self._template, self.layout, data)
+            each = prepare_metrics(
+                [(spec.metrics, spec.federation) for spec in specs], reader, self.layout.flatten(self._template)
+            )
+            for run, metrics in zip(self._runs, each, strict=True):
+                run.metrics = metrics
 
     def rounds(self) -> Iterator[list[Event]]:
         """Drive all runs to their ends; after each round give every run's index with its round, or how it diverged.
@@ -117,6 +128,7 @@ class Simulation:
             return event
         done = notify_round(callbacks, event, self.module)
         self._runs[index].records.append(done.record)
+        self._runs[index].stopped = notify_stop(callbacks, done.record.round)
         return done
 
     def module(self, flat: torch.Tensor | tuple[torch.Tensor, ...]) -> nn.Module | list[nn.Module]:
@@ -130,18 +142,24 @@ class Simulation:
         self.layout.load(module, flat.cpu())
         return module.eval()
 
+    @property
+    def stops(self) -> dict[int, Stopped]:
+        """The runs that callbacks have stopped so far, by their index."""
+        return {index: run.stopped for index, run in enumerate(self._runs) if run.stopped is not None}
+
     def results(self) -> list[SimulationResult]:
         """Return the runs' results, after the last round."""
         return self._results
 
     def _finish(self) -> list[SimulationResult]:
         found = []
-        for run, clients in zip(self._runs, self._client_measures(), strict=True):
-            history = History(run.records)
+        for spec, run, clients in zip(self._specs, self._runs, self._client_measures(), strict=True):
+            history = History([*spec.past, *run.records])
             if run.error is not None or run.result is None:
                 found.append(SimulationResult(None, history, run.error))
             else:
-                found.append(SimulationResult(self.module(run.result.model), history, None, clients))
+                stopped = run.stopped or spec.stopped
+                found.append(SimulationResult(self.module(run.result.model), history, None, clients, stopped))
         return found
 
     def _client_measures(self) -> list[tuple[Measure | None, ...]]:
@@ -200,6 +218,8 @@ def _live(
         controls = Controls(len(spec.federation), layout, device, snapshot.tensors)
     if plan.server is not None and layout.trainable_size < layout.size:
         plan = dataclasses.replace(plan, server=Partial(plan.server, layout.trainable_size))
+    if spec.stopped is not None:
+        plan = dataclasses.replace(plan, rounds=snapshot.round)  # so that it ends with the model that it has
     return LiveRun(
         ALGORITHMS.find(spec.rule.algorithm)(plan, snapshot),
         spec.federation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from torch import nn
 from fedalign.aggregation.aggregator import Aggregator, WeightedMean
 from fedalign.aggregation.update_steps import ClientStep, ServerStep
 from fedalign.attacks.adversary import Adversary
-from fedalign.callbacks import Callback, RunInfo
+from fedalign.callbacks import Callback, RunInfo, Stopped
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
+from fedalign.metrics.metric import Metric
 from fedalign.protocol.messages import Snapshot
 from fedalign.protocol.plan import Plan, warmup_rounds
 from fedalign.protocol.records import RoundRecord
@@ -57,6 +58,12 @@ class RunSpec:
     folder: Path | None = None  #: where callbacks may write files of this run
     snapshot: Snapshot | None = None  #: where to go on from
     last: RoundRecord | None = None  #: the record of the round before
+    past: Sequence[RoundRecord] = ()  #: the records of all rounds before, for callbacks that count
+    stopped: Stopped | None = None  #: the run has stopped early: it does no further round
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  #: measured after every round
+    experiment: str = ""  #: the name that callbacks are told
+    home: Path | None = None  #: the output folder of the experiment
+    settings: Mapping[str, Any] = field(default_factory=dict)  #: of the experiment, for callbacks
     free_cap: float = math.inf  #: the largest weight of one free client; all priority clients together weigh 1
     free_total: float = math.inf  #: the largest weight of all admitted free clients together
 
@@ -73,12 +80,26 @@ class RunSpec:
     @property
     def info(self) -> RunInfo:
         """What callbacks are told about this run."""
-        return RunInfo(self.name, self.seed, self.rounds, self.start, self.last, self.folder)
+        return RunInfo(
+            self.name,
+            self.seed,
+            self.rounds,
+            self.start,
+            self.last,
+            self.folder,
+            tuple(self.past),
+            tuple(self.metrics),
+            self.experiment,
+            self.home or self.folder,
+            self.settings,
+        )
 
 
 def plan_of(spec: RunSpec) -> Plan:
     """Check a run's description and make its plan; a :class:`FedalignError` says what is wrong."""
     _check_types(spec)
+    for callback in spec.callbacks:
+        callback.check(spec.info)
     fed = spec.federation
     rule = spec.rule if isinstance(spec.rule, Rule) else PriorityOnly()
     rule.check(spec.rounds)
@@ -120,6 +141,7 @@ def _check_types(spec: RunSpec) -> None:
         *(("client_steps", step, ClientStep, "ClientStep") for step in spec.client_steps),
         *(("server_steps", step, ServerStep, "ServerStep") for step in spec.server_steps),
         *(("callbacks", callback, Callback, "Callback") for callback in spec.callbacks),
+        *((f"metrics.{name}", metric, Metric, "Metric") for name, metric in spec.metrics.items()),
     ]
     for name, given, kind, wanted in kinds:
         if not isinstance(given, kind):

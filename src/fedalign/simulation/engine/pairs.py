@@ -16,10 +16,8 @@ from fedalign.data.samples import Pool
 from fedalign.protocol.messages import Outcomes
 from fedalign.simulation.engine.jobs import Data
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.engine.outputs import samples_at_once
 from fedalign.training.losses import hits
-
-_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of inputs and activations in one pass
-_ACTIVATIONS = 10  # memory of a pass, in multiples of its input
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +39,7 @@ class PairComparer:
     def __init__(self, template: nn.Module, layout: Layout, data: Data, *, classes: bool) -> None:
         self._module = copy.deepcopy(template).to(data.device).eval()
         self._layout, self._data, self._classes = layout, data, classes
-        allowed = _BYTES.get(data.device.type, _BYTES["cpu"])
-        self._at_once = max(1, allowed // (4 * data.features * _ACTIVATIONS))
+        self._at_once = samples_at_once(data)
 
     def compare(self, jobs: Sequence[PairJob]) -> list[dict[int, Outcomes]]:
         """Return the outcomes of every job by client; clients without rows are missing, and all without classes."""

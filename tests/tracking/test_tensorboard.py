@@ -6,7 +6,7 @@ from conftest import interrupted_before
 import fedalign as fa
 from fedalign.cli import main
 from fedalign.experiments.store import RunStore
-from fedalign.experiments.tensorboard import TensorBoard
+from fedalign.tracking.tensorboard import TensorBoard
 
 RUN = ["run", "synth-low", "--arms", "fedalign,auto", "--seeds", "1", "--rounds", "6", "--quiet", "--device", "cpu"]
 
@@ -44,3 +44,25 @@ def test_a_folder_of_its_own(tmp_path):
     assert "round/test_loss" in curves(tmp_path / "curves" / "auto" / "seed-0")
     with pytest.raises(fa.FedalignError, match="needs a folder"):
         TensorBoard().on_start(fa.RunInfo("fedalign", 0, 3))
+
+
+def test_decisions_settings_pictures_and_metrics(tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    settings = [*RUN, "--track", "tensorboard", "--set", 'metrics=["f1"]', "--set", "data.samples=30"]
+    assert main([*settings, "--out", str(tmp_path / "a")]) == 0
+    run = tmp_path / "a" / "auto" / "seed-0"
+    events = reader.EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    rounds = RunStore(run).history().rounds
+    assert curves(run / "tensorboard")["metric/f1.free"] == [
+        (r.round, pytest.approx(r.metrics["f1"].free, rel=1e-6)) for r in rounds
+    ]
+    texts = {one.step: one.tensor_proto.string_val[0].decode() for one in events.Tensors("decisions/text_summary")}
+    for record in rounds:
+        for client in record.clients:
+            assert f"| {client.decision} | {client.weight:.4g} |" in texts[record.round]
+            assert client.reason in texts[record.round]
+    assert "samples = 30" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert events.Tensors("outcome/text_summary")[0].tensor_proto.string_val[0].decode() == "finished after 6 rounds"
+    assert len(events.Images("run")) == 1
+    assert "model/1.weight" in events.Tags()["histograms"]

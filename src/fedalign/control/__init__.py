@@ -1,0 +1,1 @@
+"""Callbacks that control a run: early stopping, and the model of the best round."""

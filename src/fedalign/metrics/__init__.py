@@ -1,0 +1,1 @@
+"""Metrics of the users' choice, measured on the clients' data after every round."""

@@ -1,0 +1,1 @@
+"""Trackers: callbacks that write runs for TensorBoard, MLflow and Weights & Biases."""
