@@ -7,6 +7,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedalign.errors import FedalignError
+from fedalign.experiments.additions import read_seeds
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction["Parser"]
@@ -25,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_run_options(command: argparse.ArgumentParser) -> None:
     """Add the options of all commands that run experiments."""
-    command.add_argument("--seeds", type=int, metavar="N", help="number of seeds, counted from 0")
+    add_seeds(command)
     command.add_argument("--rounds", type=int, metavar="N", help="number of communication rounds")
     command.add_argument("--device", metavar="auto|cpu|cuda", help="the device to train on (default: auto)")
     command.add_argument(
@@ -44,6 +45,20 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
         help="with --on ray: number of workers (default: one per GPU, or one per machine)",
     )
     command.add_argument("--quiet", action="store_true", help="show no progress and no tables, only the output folder")
+
+
+def add_seeds(command: argparse.ArgumentParser) -> None:
+    """Add the option ``--seeds``."""
+    command.add_argument(
+        "--seeds", type=_seeds, metavar="N|S,T", help="number of seeds, counted from 0; or the seeds, as 3,4 or 3,"
+    )
+
+
+def _seeds(text: str) -> int | list[int]:
+    try:
+        return read_seeds(text)
+    except FedalignError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def count(number: int, noun: str) -> str:

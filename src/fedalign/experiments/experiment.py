@@ -14,6 +14,7 @@ from fedalign.attacks.settings import make_adversary
 from fedalign.callbacks import Callback
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
+from fedalign.experiments.additions import seed_list
 from fedalign.experiments.arms import make_rule
 from fedalign.experiments.federations import federation_of
 from fedalign.registry import (
@@ -55,7 +56,7 @@ class Experiment:
         self.name: str = settings["name"]
         self.rounds: int = settings["rounds"]
         self.arms: list[str] = settings["arms"]
-        self.seeds = list(range(settings["seeds"]))
+        self.seeds = seed_list(settings["seeds"])
         self._data = DATA.make(settings["data"], folder)
         # Found once, so that it travels to Ray's workers, which may not have the user's file.
         self._make_model = MODELS.find(settings["model"]["kind"], folder)

@@ -14,11 +14,11 @@ def summarise(
 ) -> dict[str, Any]:
     """Summarise every arm. A final figure is the mean of the last 10 rounds; a diverged seed has none.
 
-    ``std`` is the sample standard deviation over seeds. ``admitted_mean`` is the mean number of admitted free clients
-    over all rounds and seeds. ``models_up``, ``models_down`` and ``samples`` (trained on, passes included) are a run's
-    totals, averaged over seeds. ``alone`` marks arms without a shared model. ``attack_success`` is given where hostile
-    clients plant a backdoor. ``promise`` is about the last round, and None for arms that do not compare the served
-    model with the priority-only model.
+    ``std`` is the sample standard deviation over seeds, None if there are fewer than two. ``admitted_mean`` is the
+    mean number of admitted free clients over all rounds and seeds. ``models_up``, ``models_down`` and ``samples``
+    (trained on, passes included) are a run's totals, averaged over seeds. ``alone`` marks arms without a shared model.
+    ``attack_success`` is given where hostile clients plant a backdoor. ``promise`` is about the last round, and None
+    for arms that do not compare the served model with the priority-only model.
     """
     arms = {}
     for arm, runs in histories.items():
@@ -74,7 +74,7 @@ def _over_seeds(runs: Mapping[int, History], alive: Mapping[int, History], name:
     if not there:
         return {"mean": None, "std": None, "per_seed": per_seed}
     mean = sum(there) / len(there)
-    spread = math.sqrt(sum((v - mean) ** 2 for v in there) / (len(there) - 1)) if len(there) > 1 else 0.0
+    spread = math.sqrt(sum((v - mean) ** 2 for v in there) / (len(there) - 1)) if len(there) > 1 else None
     return {"mean": mean, "std": spread, "per_seed": per_seed}
 
 

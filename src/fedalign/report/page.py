@@ -80,16 +80,20 @@ def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]
         "headings": headings(summary),
         "rows": [{"cells": cells, "best": best} for *cells, best in rows(summary)],
         "note": NOTE,
-        "failures": [
-            f"{arm}, seed {seed}: {message}"
-            for arm, figures in summary["arms"].items()
-            for seed, message in figures["diverged"].items()
-        ],
+        "failures": [*(f"unfinished: {what}" for what in run.missing), *_failures(summary)],
         "incentive": _incentive(summary),
         "promise": _promise(summary),
         "theory": _theory(summary),
         "images": images,
     }
+
+
+def _failures(summary: dict[str, Any]) -> list[str]:
+    return [
+        f"{arm}, seed {seed}: {message}"
+        for arm, figures in summary["arms"].items()
+        for seed, message in figures["diverged"].items()
+    ]
 
 
 def _adversary(settings: dict[str, Any]) -> str | None:
