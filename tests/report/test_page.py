@@ -107,6 +107,7 @@ def test_escaping_in_cells_names_and_alternative_texts():
 class Run:
     def __init__(self, name, summary):
         self.name, self.summary, self.settings = name, summary, {"description": name}
+        self.missing = ()
 
 
 def test_theory(folder):

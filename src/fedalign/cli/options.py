@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import tomllib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedalign.errors import FedalignError
 from fedalign.experiments.additions import read_seeds
+from fedalign.settings.notation import read_value
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction["Parser"]
@@ -91,12 +91,4 @@ def setting(pair: str) -> tuple[str, Any]:
     key, equals, text = pair.partition("=")
     if not equals or not key.strip():
         raise FedalignError(f"--set takes KEY=VALUE, as in --set local.lr=0.05, not {pair!r}")
-    return key.strip(), _value(text.strip())
-
-
-def _value(text: str) -> Any:
-    """Read a value as TOML, or else as text: so text needs no quotes in the shell."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    return key.strip(), read_value(text.strip())

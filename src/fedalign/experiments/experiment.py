@@ -106,7 +106,7 @@ class Experiment:
     def specs(self) -> list[tuple[str, int, RunSpec]]:
         """Describe every run: arm, seed and specification. All arms of a seed share its federation."""
         federations = {seed: self.federation(seed) for seed in self.seeds}
-        return [(arm, seed, self._spec(arm, seed, federations[seed])) for arm in self.arms for seed in self.seeds]
+        return [(arm, seed, self.spec(arm, seed, federations[seed])) for arm in self.arms for seed in self.seeds]
 
     def local(self, arm: str) -> LocalOptimizer:
         """Describe an arm's local work."""
@@ -119,7 +119,8 @@ class Experiment:
         made: LocalOptimizer = LOCAL_OPTIMIZERS.make({**table, **own}, self.folder)
         return made
 
-    def _spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
+    def spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
+        """Describe the run of an arm and a seed on the seed's federation."""
         warmup = self._arm(arm).get("warmup", self.settings["warmup"])
         local, theory = self.local(arm), None
         if self.settings["theory"] or isinstance(local.schedule, Theory):
