@@ -1,4 +1,4 @@
-"""Live progress of an experiment: a bar for the rounds, and a line for each arm."""
+"""Live progress of an experiment: a bar for the rounds, and a line for each arm; plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedalign.callbacks import Callback
+from fedalign.cli.plain_lines import PlainLines
 from fedalign.protocol.records import RoundRecord, mean_or_none
 
 
@@ -35,14 +36,18 @@ class ExperimentProgress:
         )
         self._task = self._bar.add_task("rounds", total=rounds)
         self._latest: dict[str, dict[int, RoundRecord]] = {arm: {} for arm in arms}
+        self._rounds, self._first = rounds, 0
+        self._plain = None if console.is_terminal or console.is_jupyter else PlainLines()
         self._live = Live(self._picture(), console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> ExperimentProgress:
-        self._live.__enter__()
+        if self._plain is None:
+            self._live.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._live.__exit__(None, None, None)
+        if self._plain is None:
+            self._live.__exit__(None, None, None)
 
     def callback(self, arm: str, seed: int) -> Callback:
         """Make the callback that shows the rounds of one run."""
@@ -50,14 +55,23 @@ class ExperimentProgress:
 
     def start_at(self, round: int) -> None:
         """Show that a resumed run goes on from this round."""
+        self._first = round
         self._bar.update(self._task, completed=round)
 
     def update(self, arm: str, seed: int, record: RoundRecord) -> None:
         """Show the record of a round that has finished."""
         self._latest[arm][seed] = record
         slowest = min(r.round for records in self._latest.values() for r in records.values())
+        if self._plain is not None:
+            self._plain.show(slowest + 1, self._rounds, lambda: self._line(slowest + 1), self._first)
+            return
         self._bar.update(self._task, completed=slowest + 1)
         self._live.update(self._picture())
+
+    def _line(self, finished: int) -> str:
+        means = {arm: mean_or_none(r.test_accuracy for r in own.values()) for arm, own in self._latest.items()}
+        shown = ", ".join(f"{arm} {100 * mean:.1f} %" for arm, mean in means.items() if mean is not None)
+        return f"round {finished} of {self._rounds}" + (f": {shown}" if shown else "")
 
     def _picture(self) -> Group:
         table = Table(box=None, padding=(0, 2))

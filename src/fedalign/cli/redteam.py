@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from fedalign.cli.notices import error_console, printed_notes
 from fedalign.cli.options import INTERRUPTED, add_seeds, count, setting
+from fedalign.cli.plain_lines import PlainLines
 from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
@@ -133,7 +134,10 @@ class _Bar:
             TextColumn("{task.fields[attacks]}"),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
+        self._plain = None if console.is_terminal else PlainLines()
+        self._runs, self._completed = runs, 0
         self._rounds, self._under_way, self._finished = rounds, 0, 0
         self._task = self._bar.add_task("runs", total=runs * rounds, finished=0, runs=runs, attacks="")
 
@@ -156,3 +160,8 @@ class _Bar:
     def round(self) -> None:
         """Show that one run has finished a round."""
         self._bar.advance(self._task)
+        self._completed += 1
+        if self._plain is not None:
+            total = self._runs * self._rounds
+            text = f"{self._finished:,} of {self._runs:,} runs, {100 * self._completed // total} % of all rounds"
+            self._plain.show(self._completed, total, lambda: text)

@@ -54,6 +54,7 @@ def add(commands: Subcommands) -> None:
 def _sweep(options: argparse.Namespace) -> int:
     from fedalign.experiments.output_folder import locked_folder
     from fedalign.experiments.sweep import plan_sweep
+    from fedalign.experiments.sweep_optuna import check_search
     from fedalign.experiments.sweep_space import grid, read_axes
     from fedalign.experiments.sweep_table import chosen_figure
 
@@ -68,6 +69,8 @@ def _sweep(options: argparse.Namespace) -> int:
             fixed[name] = getattr(options, name)
     if options.arms is not None:
         fixed["arms"] = [arm.strip() for arm in options.arms.split(",") if arm.strip()]
+    if options.optuna is not None:
+        check_search(axes, options.optuna)
     with printed_notes():
         sweep = plan_sweep(options.experiment, fixed, axes)
         if options.arm is not None and options.arm not in sweep.experiment.arms:

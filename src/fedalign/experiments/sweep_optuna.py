@@ -12,6 +12,19 @@ from fedalign.experiments.sweep_space import Choice, Point, Range
 BATCH = 8  #: points that are proposed at once
 
 
+def check_search(axes: Sequence[Choice | Range], number: int) -> Any:
+    """Return the module optuna; raises :class:`FedalignError` without it, and if there is nothing to search."""
+    if number < 1:
+        raise FedalignError(f"--optuna must be at least 1, not {number}")
+    if not axes:
+        raise FedalignError("a sweep varies at least one setting, as in --set local.lr=0.01..0.3:log")
+    try:
+        import optuna
+    except ImportError as error:
+        raise FedalignError("Optuna is not installed: pip install 'fedalign[optuna]'") from error
+    return optuna
+
+
 def search(
     axes: Sequence[Choice | Range],
     number: int,
@@ -23,14 +36,7 @@ def search(
     Proposals depend on the earlier values alone: a sweep that is resumed gets the same ones again, and a larger
     ``number`` goes on from there. Raises :class:`FedalignError` without Optuna.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise FedalignError("Optuna is not installed: pip install 'fedalign[optuna]'") from error
-    if number < 1:
-        raise FedalignError(f"--optuna must be at least 1, not {number}")
-    if not axes:
-        raise FedalignError("a sweep varies at least one setting, as in --set local.lr=0.01..0.3:log")
+    optuna = check_search(axes, number)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

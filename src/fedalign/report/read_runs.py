@@ -42,6 +42,9 @@ def read_run(folder: Path) -> RunFolder:
         raise FedalignError(f"{folder} is not a run's folder: it has no config.toml")
     try:
         settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        if "sweep" in settings or "redteam" in settings:
+            kind = "sweep" if "sweep" in settings else "redteam"
+            raise FedalignError(f"{folder} holds no run but a {kind}: its figures are in {kind}.csv and {kind}.json")
         arms, seeds = settings["arms"], seed_list(settings["seeds"])
         path, summary, missing = folder / "summary.json", None, []
         if path.is_file():
