@@ -47,21 +47,30 @@ def _digits(by: str) -> int:
 
 
 def _line(axis: Choice | Range, rows: Sequence[Row], by: str, title: str) -> Figure:
+    """Draw a line for each arm; the values of a list stand at equal distances, those of a range where they are."""
     figure, axes = plot_style.figure_of()
     _, by_arm = best_rows(rows, by)
     place = _places(axis, rows)
+    if isinstance(axis, Choice):
+        ordered = sorted(place, key=lambda text: place[text])
+        place = {text: float(number) for number, text in enumerate(ordered)}
+        axes.set_xticks(range(len(ordered)), ordered)
+    elif axis.log:
+        axes.set_xscale("log")
     for index, arm in enumerate(by_arm):
         own = [row for row in rows if row.arm == arm and row.mean(by) is not None]
         own.sort(key=lambda row: place[shown(row.point[axis.key])])
-        xs = [place[shown(row.point[axis.key])] for row in own]
+        # Beside one another, so that the bars of several arms can be told apart.
+        beside = 0.06 * (index - (len(by_arm) - 1) / 2) if isinstance(axis, Choice) else 0.0
+        xs = [place[shown(row.point[axis.key])] + beside for row in own]
         ys = [scaled(row.figures[by]["mean"], by) for row in own]
         spread = [scaled(row.figures[by]["std"] or 0.0, by) for row in own]
-        colour = plot_style.colour(arm, index)
-        axes.errorbar(xs, ys, yerr=spread, color=colour, marker="os^Dv"[index % 5], capsize=3, label=arm)
-        winner = place[shown(by_arm[arm].point[axis.key])]
-        best = scaled(by_arm[arm].figures[by]["mean"], by)
-        axes.plot([winner], [best], marker="*", markersize=15, color=colour, linestyle="none")
-    _label_places(axes, axis, place)
+        colour, dashes = plot_style.colour(arm, index), ("-", "--", "-.", ":")[index % 4]
+        axes.errorbar(xs, ys, yerr=spread, color=colour, elinewidth=0.8, linestyle="none")
+        axes.plot(xs, ys, color=colour, marker="os^Dv"[index % 5], linestyle=dashes, label=arm)
+        if len(set(ys)) > 1:
+            best = own.index(by_arm[arm])
+            axes.plot(xs[best], ys[best], marker="*", markersize=16, color=colour, markeredgecolor="black")
     axes.set_xlabel(axis.key)
     axes.set_ylabel(words(by))
     axes.set_title(f"{title} (★: best; bars: standard deviation over seeds)", size=10)
@@ -75,18 +84,6 @@ def _places(axis: Choice | Range, rows: Sequence[Row]) -> dict[str, float]:
     if all(_is_number(value) for value in values):
         return {shown(value): float(value) for value in values}
     return {shown(value): float(place) for place, value in enumerate(values)}
-
-
-def _label_places(axes: Axes, axis: Choice | Range, place: dict[str, float]) -> None:
-    numbers = list(place.values())
-    if isinstance(axis, Range):
-        if axis.log:
-            axes.set_xscale("log")
-        return
-    if all(_is_number(value) for value in axis.values) and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
-        axes.set_xscale("log")
-        axes.minorticks_off()
-    axes.set_xticks(numbers, list(place))
 
 
 def _heat_maps(axes: Sequence[Choice | Range], rows: Sequence[Row], by: str, title: str) -> Figure:
@@ -147,7 +144,7 @@ def _parallel(axes: Sequence[Choice | Range], rows: Sequence[Row], by: str, titl
     ends = [_ends(axis, place) for axis, place in zip(axes, places, strict=True)]
     import matplotlib
 
-    scale = matplotlib.colormaps[_SCALE + ("_r" if by.endswith("loss") else "")]
+    scale = matplotlib.colormaps[_SCALE + ("" if by.endswith("loss") else "_r")]  # good ones are dark
     best = by_arm.get(arm)
     for row, value in sorted(zip(own, values, strict=True), key=lambda pair: pair[0] is best):
         heights = [
@@ -155,8 +152,8 @@ def _parallel(axes: Sequence[Choice | Range], rows: Sequence[Row], by: str, titl
             for axis, place, end in zip(axes, places, ends, strict=True)
         ]
         heights.append((value - low) / (high - low) if high > low else 0.5)
-        width = 4.0 if row is best else 1.3
-        panel.plot(range(len(heights)), heights, color=scale(heights[-1]), linewidth=width, alpha=0.9)
+        colour, width = (plot_style.HIGHLIGHT, 3.5) if row is best else (scale(heights[-1]), 1.3)
+        panel.plot(range(len(heights)), heights, color=colour, linewidth=width)
     for index, (axis, place, end) in enumerate(zip(axes, places, ends, strict=True)):
         panel.axvline(index, color="0.3", linewidth=1)
         ticks = list(place) if isinstance(axis, Choice) else [f"{end[0]:g}", f"{end[1]:g}"]
