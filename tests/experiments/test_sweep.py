@@ -184,6 +184,25 @@ def test_an_interrupted_sweep_goes_on_where_it_was(small, monkeypatch, capsys):
     assert "holds no run but a sweep" in refusal(capsys, "report", "cut")
 
 
+def test_the_file_may_leave_a_key_to_the_sweep_and_warnings_are_said_once(small, capsys):
+    text = small.read_text().replace("lr = 0.1\n", "").replace("free = 3", "free = 0")
+    small.write_text(text)
+    arguments = [
+        small,
+        "--arms",
+        "priority",
+        "--set",
+        "local.lr=0.1,0.2",
+        "--set",
+        "data.samples=20,30",
+        "--seeds",
+        "1",
+    ]
+    assert sweep(*arguments, "--out", "s") == 0
+    assert capsys.readouterr().err.count("all 2 clients are priority clients") == 1
+    assert len(found("s")["points"]) == 4
+
+
 def test_a_point_that_diverges_is_said_and_never_the_best(small, capsys):
     assert sweep(small, "--arms", "priority", "--set", "local.lr=0.1,1e38", "--out", "s") == 3
     assert "local.lr=1e+38, priority, seed 0: training diverged" in " ".join(capsys.readouterr().err.split())

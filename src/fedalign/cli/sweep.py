@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from rich.markup import escape
 
 from fedalign.cli.notices import error_console, printed_notes
 from fedalign.cli.options import DIVERGED, INTERRUPTED, add_seeds, count
-from fedalign.errors import FedalignError
+from fedalign.errors import FedalignError, FederationWarning
 
 if TYPE_CHECKING:
     from fedalign.cli.options import Subcommands
@@ -170,5 +171,6 @@ def _run_points(
     left = left_to_do(sweep, done)
     progress = None if options.quiet else SweepProgress(console, sweep, left, done, options.by)
     on_round: Callable[..., None] = (lambda run, record: None) if progress is None else progress.update
-    with progress or contextlib.nullcontext():
+    with progress or contextlib.nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FederationWarning)  # they have been said of the first point
         run_all(sweep, folder, done, most=options.stack, workers=options.workers, on_round=on_round)

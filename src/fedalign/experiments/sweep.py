@@ -36,7 +36,7 @@ class Sweep:
     name: str
     overrides: dict[str, Any]
     axes: Sequence[Choice | Range]
-    experiment: Experiment  #: at the settings that the points have in common
+    experiment: Experiment  #: at the first value of every key
     points: list[Point] = field(default_factory=list)
     runs: list[dict[tuple[str, int], Run]] = field(default_factory=list)  #: of every point: by arm and seed
 
@@ -64,7 +64,7 @@ class Sweep:
         return list({run.id: run for own in self.runs for run in own.values()}.values())
 
     def settings(self) -> dict[str, Any]:
-        """Return what ``config.toml`` holds: the settings that all points share, and those that vary."""
+        """Return what ``config.toml`` holds: the settings at the first values, and under ``sweep`` all values."""
         varied = {axis.key: str(axis) for axis in self.axes}
         return {**self.experiment.settings, "sweep": varied}
 
@@ -77,9 +77,8 @@ def plan_sweep(name: str, overrides: Mapping[str, Any], axes: Sequence[Choice | 
     >>> len(sweep.points), len(sweep.all_runs())  # the arm priority does not depend on epsilon
     (2, 3)
     """
-    first = {axis.key: axis.values[0] for axis in axes if isinstance(axis, Choice)}
-    load(name, {**overrides, **first})  # a key that does not exist is an error without any point's name
-    return Sweep(name, dict(overrides), axes, load(name, overrides))
+    first = {axis.key: axis.first for axis in axes}  # the file may leave a key to the sweep
+    return Sweep(name, dict(overrides), axes, load(name, {**overrides, **first}))
 
 
 def run_of(experiment: Experiment, arm: str, seed: int) -> Run:

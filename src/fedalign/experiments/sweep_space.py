@@ -25,6 +25,11 @@ class Choice:
     key: str
     values: tuple[Any, ...]
 
+    @property
+    def first(self) -> Any:
+        """The first value."""
+        return self.values[0]
+
     def __str__(self) -> str:
         return ",".join(shown(value) for value in self.values)
 
@@ -38,6 +43,11 @@ class Range:
     high: float
     whole: bool = False
     log: bool = False
+
+    @property
+    def first(self) -> float:
+        """The lower end."""
+        return int(self.low) if self.whole else self.low
 
     def __str__(self) -> str:
         return f"{self.low:g}..{self.high:g}{':log' if self.log else ''}"

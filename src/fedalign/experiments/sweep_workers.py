@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
 import queue
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
@@ -57,8 +59,9 @@ def in_workers(
     runs = {run.id: run for stack in stacks for run in stack}
     left = len(stacks)
     try:
-        for process in processes:
-            process.start()
+        with _interrupts_ignored():
+            for process in processes:
+                process.start()
         while left:
             kind, *content = _next(events, processes)
             if kind == "round":
@@ -76,6 +79,19 @@ def in_workers(
         for channel in (tasks, events):
             channel.cancel_join_thread()
             channel.close()
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Ignore Ctrl-C for a moment; processes that are started meanwhile ignore it for good."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may change what a signal does
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _next(events: Any, processes: Sequence[BaseProcess]) -> tuple[Any, ...]:
