@@ -205,6 +205,8 @@ def test_the_file_may_leave_a_key_to_the_sweep_and_warnings_are_said_once(small,
 
 def test_a_point_that_diverges_is_said_and_never_the_best(small, capsys):
     assert sweep(small, "--arms", "priority", "--set", "local.lr=0.1,1e38", "--out", "s") == 3
+    assert sweep(small, "--arms", "fedalign", "--set", "epsilon=inf,0.1", "--seeds", "1", "--out", "t") == 0
+    assert [point["point"]["epsilon"] for point in found("t")["points"]] == ["inf", 0.1]
     assert "local.lr=1e+38, priority, seed 0: training diverged" in " ".join(capsys.readouterr().err.split())
     assert found("s")["best"]["point"] == {"local.lr": 0.1}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,10 @@ def simulate_stack(
 
 
 def _figures(result: SimulationResult) -> Figures:
-    found: Figures = {name: result.history.final(name) for name in FIGURES}
+    means = {name: result.history.final(name) for name in FIGURES}
+    found: Figures = {
+        name: value if value is not None and math.isfinite(value) else None for name, value in means.items()
+    }
     return {**found, "diverged": None if result.error is None else str(result.error)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,11 +94,11 @@ def as_json(sweep: Sweep, rows: Sequence[Row], by: str) -> dict[str, Any]:
         "seeds": sweep.experiment.seeds,
         "keys": {axis.key: str(axis) for axis in sweep.axes},
         "by": by,
-        "best": None if winner is None else {"arm": winner.arm, "point": winner.point, **winner.figures[by]},
-        "best_by_arm": {arm: {"point": row.point, **row.figures[by]} for arm, row in by_arm.items()},
+        "best": None if winner is None else {"arm": winner.arm, "point": _plain(winner.point), **winner.figures[by]},
+        "best_by_arm": {arm: {"point": _plain(row.point), **row.figures[by]} for arm, row in by_arm.items()},
         "points": [
             {
-                "point": point,
+                "point": _plain(point),
                 "arms": {
                     row.arm: {**row.figures, "diverged": {str(s): m for s, m in row.diverged.items()}}
                     for row in rows
@@ -124,3 +125,12 @@ def as_csv(sweep: Sweep, rows: Sequence[Row], by: str) -> str:
         values = [shown(row.point[key]) for key in keys]
         writer.writerow([*values, row.arm, *cells, len(row.diverged), "yes" if marked else ""])
     return text.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """Give a value as JSON holds it: there is no infinity, which is written "inf"."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
