@@ -45,7 +45,7 @@ def add(commands: Subcommands) -> None:
     command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/sweep-NAME)")
     command.add_argument("--workers", type=int, metavar="N", help="processes on a CPU (default: one for each core)")
     command.add_argument(
-        "--stack", type=int, metavar="N", help="how many runs are simulated together (default: up to 60, on a GPU 120)"
+        "--stack", type=int, metavar="N", help="how many runs are simulated together (default: up to 24, on a GPU 120)"
     )
     command.add_argument("--resume", action="store_true", help="continue; runs that have finished are not done again")
     command.add_argument("--quiet", action="store_true", help="show no progress and no tables, only the output folder")

@@ -18,7 +18,8 @@ from fedalign.experiments.sweep_stacks import Figures, OnRound, simulate_stack, 
 from fedalign.experiments.sweep_workers import in_workers, usual_workers
 from fedalign.simulation.device import resolve_device
 
-_MOST_RUNS = {"cuda": 120, "cpu": 60}  # of a stack: an interruption loses the stacks under way
+# Most runs of a stack. An interruption loses the stacks under way, and a CPU gains little by more.
+_MOST_RUNS = {"cuda": 120, "cpu": 24}
 
 
 def open_folder(sweep: Sweep, folder: Path, resume: bool) -> tuple[dict[str, Figures], list[str]]:
@@ -87,7 +88,7 @@ def run_all(
         return
     device = resolve_device(sweep.experiment.device)
     processes = usual_workers(left, device.type) if workers is None else workers
-    divided = stacks(left, most or _MOST_RUNS.get(device.type, 60), processes)
+    divided = stacks(left, most or _MOST_RUNS.get(device.type, 24), processes)
     finished: Iterator[tuple[Sequence[Run], list[Figures]]]
     if processes > 1:
         finished = in_workers(divided, sweep.folder, str(device), processes, on_round)
