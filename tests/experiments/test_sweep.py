@@ -154,6 +154,7 @@ def test_data_and_models_may_vary(small, capsys):
     assert "best: fedalign, " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_where_it_was(small, monkeypatch, capsys):
     arguments = [small, "--set", "epsilon=0.1,0.4", "--stack", "4", "--workers", "1"]
     assert sweep(*arguments, "--out", "whole") == 0
