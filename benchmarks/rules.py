@@ -22,6 +22,7 @@ from typing import Any
 from fedalign.paper.compact import compact, read_all, save
 from fedalign.paper.verdicts import rounds_to_priority
 from fedalign.report.read_runs import read_run
+from fedalign.report.table import spread
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARIES, PAGE = ROOT / "docs" / "results" / "rules", ROOT / "docs" / "rules.md"
@@ -130,7 +131,7 @@ def accuracy(results: Mapping[str, Any], arm: str) -> str:
     if figures is None or figures["test_accuracy"]["mean"] is None:
         return "–"
     best = max(results["arms"][one]["test_accuracy"]["mean"] or 0.0 for one in ARMS if one in results["arms"])
-    text = f"{100 * figures['test_accuracy']['mean']:.1f} ± {100 * figures['test_accuracy']['std']:.1f}"
+    text = spread(figures["test_accuracy"], 100, 1)
     return f"**{text}**" if figures["test_accuracy"]["mean"] >= best - 0.005 else text
 
 

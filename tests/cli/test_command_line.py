@@ -103,8 +103,6 @@ def test_report(tmp_path, capsys):
     assert 'id="data"' in Path("report/report.html").read_text()
     assert "report/report.html" in capsys.readouterr().out
     assert "is not a run's folder" in refused(capsys, "report", "nowhere")
-    Path("b/summary.json").unlink()
-    assert "unfinished run" in refused(capsys, "report", "b")
 
 
 def test_bench(capsys, monkeypatch):

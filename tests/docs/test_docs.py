@@ -40,7 +40,7 @@ def test_readme_examples_run(capsys):
 
 
 def test_readme_commands_parse():
-    parser = cli.command_line._parser()
+    parser = cli.command_line.make_parser()
     commands = [
         line.split("#")[0].split()[1:]
         for b in blocks("README.md", "sh")

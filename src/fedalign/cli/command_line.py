@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from fedalign.cli import data, flower, overview, paper, redteam, report, run, theory
+from fedalign.cli import completion, data, flower, overview, paper, redteam, report, run, sweep, theory
 from fedalign.cli.notices import error_console
 from fedalign.cli.options import BAD_INPUT, INTERRUPTED, Parser
 from fedalign.errors import FedalignError
@@ -17,7 +17,7 @@ from fedalign.settings import user_modules
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in ``arguments`` (default: those of the process) and return its exit code."""
     try:
-        options = _parser().parse_args(arguments)
+        options = make_parser().parse_args(arguments)
         code: int = options.command(options)
         return code
     except FedalignError as error:
@@ -43,12 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the whole command line."""
     from fedalign import __version__
 
     parser = Parser(prog="fedalign", description="Prioritized federated learning with FedALIGN.")
     parser.add_argument("--version", action="version", version=f"fedalign {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for module in (overview, run, redteam, report, paper, data, theory, flower):
+    for module in (overview, run, sweep, redteam, report, paper, data, theory, flower, completion):
         module.add(commands)
     return parser

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import tomllib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedalign.errors import FedalignError
+from fedalign.experiments.additions import read_seeds
+from fedalign.settings.notation import read_value
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction["Parser"]
@@ -26,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_run_options(command: argparse.ArgumentParser) -> None:
     """Add the options of all commands that run experiments."""
-    command.add_argument("--seeds", type=int, metavar="N", help="number of seeds, counted from 0")
+    add_seeds(command)
     command.add_argument("--rounds", type=int, metavar="N", help="number of communication rounds")
     command.add_argument("--device", metavar="auto|cpu|cuda", help="the device to train on (default: auto)")
     command.add_argument(
@@ -45,6 +46,20 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
         help="with --on ray: number of workers (default: one per GPU, or one per machine)",
     )
     command.add_argument("--quiet", action="store_true", help="show no progress and no tables, only the output folder")
+
+
+def add_seeds(command: argparse.ArgumentParser) -> None:
+    """Add the option ``--seeds``."""
+    command.add_argument(
+        "--seeds", type=_seeds, metavar="N|S,T", help="number of seeds, counted from 0; or the seeds, as 3,4 or 3,"
+    )
+
+
+def _seeds(text: str) -> int | list[int]:
+    try:
+        return read_seeds(text)
+    except FedalignError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def count(number: int, noun: str) -> str:
@@ -89,12 +104,4 @@ def setting(pair: str) -> tuple[str, Any]:
     key, equals, text = pair.partition("=")
     if not equals or not key.strip():
         raise FedalignError(f"--set takes KEY=VALUE, as in --set local.lr=0.05, not {pair!r}")
-    return key.strip(), _value(text.strip())
-
-
-def _value(text: str) -> Any:
-    """Read a value as TOML, or else as text: so text needs no quotes in the shell."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    return key.strip(), read_value(text.strip())

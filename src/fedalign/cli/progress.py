@@ -1,4 +1,4 @@
-"""Live progress of an experiment: a bar for the rounds, and a line for each arm."""
+"""Live progress of an experiment: a bar for the rounds, and a line for each arm; plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedalign.callbacks import Callback, Stopped
+from fedalign.cli.plain_lines import PlainLines
 from fedalign.errors import DivergedError
 from fedalign.protocol.records import RoundRecord, mean_or_none
 
@@ -37,14 +38,18 @@ class ExperimentProgress:
         self._task = self._bar.add_task("rounds", total=rounds)
         self._latest: dict[str, dict[int, RoundRecord]] = {arm: {} for arm in arms}
         self._ended: set[tuple[str, int]] = set()
+        self._rounds, self._first = rounds, 0
+        self._plain = None if console.is_terminal or console.is_jupyter else PlainLines()
         self._live = Live(self._picture(), console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> ExperimentProgress:
-        self._live.__enter__()
+        if self._plain is None:
+            self._live.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._live.__exit__(None, None, None)
+        if self._plain is None:
+            self._live.__exit__(None, None, None)
 
     def callback(self, arm: str, seed: int) -> Callback:
         """Make the callback that shows the rounds of one run."""
@@ -52,13 +57,13 @@ class ExperimentProgress:
 
     def start_at(self, round: int) -> None:
         """Show that a resumed run goes on from this round."""
+        self._first = round
         self._bar.update(self._task, completed=round)
 
     def update(self, arm: str, seed: int, record: RoundRecord) -> None:
         """Show the record of a round that has finished."""
         self._latest[arm][seed] = record
         self._show_slowest()
-        self._live.update(self._picture())
 
     def end(self, arm: str, seed: int) -> None:
         """Wait no longer for a run that has ended early."""
@@ -67,8 +72,19 @@ class ExperimentProgress:
 
     def _show_slowest(self) -> None:
         going = [r.round for arm, of in self._latest.items() for s, r in of.items() if (arm, s) not in self._ended]
-        if going:
-            self._bar.update(self._task, completed=min(going) + 1)
+        if not going:
+            return
+        finished = min(going) + 1
+        if self._plain is not None:
+            self._plain.show(finished, self._rounds, lambda: self._line(finished), self._first)
+        else:
+            self._bar.update(self._task, completed=finished)
+            self._live.update(self._picture())
+
+    def _line(self, finished: int) -> str:
+        means = {arm: mean_or_none(r.test_accuracy for r in own.values()) for arm, own in self._latest.items()}
+        shown = ", ".join(f"{arm} {100 * mean:.1f} %" for arm, mean in means.items() if mean is not None)
+        return f"round {finished} of {self._rounds}" + (f": {shown}" if shown else "")
 
     def _picture(self) -> Group:
         table = Table(box=None, padding=(0, 2))

@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedalign.cli.notices import error_console, printed_notes
-from fedalign.cli.options import INTERRUPTED, count, setting
+from fedalign.cli.options import INTERRUPTED, add_seeds, count, setting
+from fedalign.cli.plain_lines import PlainLines
 from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def add(commands: Subcommands) -> None:
     command.add_argument("--rules", metavar="A,B", help="rules, also with an aggregator: all+median")
     command.add_argument("--attacks", metavar="A,B", help="attacks (default: all of the catalogue)")
     command.add_argument("--fractions", metavar="P,Q", help="hostile parts of the free clients (0.25,0.5,0.75)")
-    command.add_argument("--seeds", type=int, metavar="N", help="number of seeds, counted from 0")
+    add_seeds(command)
     command.add_argument("--rounds", type=int, metavar="N", help="number of communication rounds")
     command.add_argument("--device", metavar="auto|cpu|cuda", help="the device to train on (default: auto)")
     command.add_argument("--out", type=Path, metavar="DIR", help="the output folder (default: runs/redteam-NAME)")
@@ -43,27 +44,32 @@ def add(commands: Subcommands) -> None:
 
 
 def _redteam(options: argparse.Namespace) -> int:
-    from fedalign.experiments.redteam_runs import open_folder, run_cases
-    from fedalign.experiments.redteam_table import table_of
-    from fedalign.experiments.runner import free_folder, latest_folder
-    from fedalign.report.redteam_page import terminal_tables, write_redteam
+    from fedalign.experiments.output_folder import locked_folder
 
     if options.stack is not None and options.stack < 1:
         raise FedalignError(f"--stack must be at least 1, not {options.stack}")
-    console = Console(quiet=options.quiet, highlight=False)
-    with printed_notes() as notes:
+    with printed_notes():
         team = _team(options)
-        cases = team.cases()
-        name = f"redteam-{team.experiment.name}"
-        folder: Path = options.out or (latest_folder if options.resume else free_folder)(name)
+    with locked_folder(options.out, f"redteam-{team.experiment.name}", options.resume) as lock:
+        return _attack(team, lock.folder, options)
+
+
+def _attack(team: RedTeam, folder: Path, options: argparse.Namespace) -> int:
+    """Run a red team into a folder that is locked, and write its page."""
+    from fedalign.experiments.redteam_runs import open_folder, run_cases
+    from fedalign.experiments.redteam_table import table_of
+    from fedalign.report.redteam_page import terminal_tables, write_redteam
+
+    console, cases = Console(quiet=options.quiet, highlight=False), team.cases()
+    with printed_notes() as notes:
         done, said = open_folder(team, folder, options.resume)
         notes += said
     left = [case for case in cases if case not in done]
     console.print(
-        f"[bold]{escape(name)}[/]: {count(len(team.rules), 'rule')} × {count(len(team.attacks), 'attack')} × "
-        f"{count(len(team.fractions), 'fraction')}, {count(len(team.experiment.seeds), 'seed')}: "
-        f"{count(len(cases), 'run')} of {count(team.experiment.rounds, 'round')}; "
-        f"output in {escape(str(folder))}"
+        f"[bold]redteam-{escape(team.experiment.name)}[/]: {count(len(team.rules), 'rule')} × "
+        f"{count(len(team.attacks), 'attack')} × {count(len(team.fractions), 'fraction')}, "
+        f"{count(len(team.experiment.seeds), 'seed')}: {count(len(cases), 'run')} of "
+        f"{count(team.experiment.rounds, 'round')}; output in {escape(str(folder))}"
     )
     if options.resume:
         console.print(f"{len(cases) - len(left):,} runs have finished, {len(left):,} are left")
@@ -128,7 +134,10 @@ class _Bar:
             TextColumn("{task.fields[attacks]}"),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
+        self._plain = None if console.is_terminal else PlainLines()
+        self._runs, self._completed = runs, 0
         self._rounds, self._under_way, self._finished = rounds, 0, 0
         self._task = self._bar.add_task("runs", total=runs * rounds, finished=0, runs=runs, attacks="")
 
@@ -151,3 +160,8 @@ class _Bar:
     def round(self) -> None:
         """Show that one run has finished a round."""
         self._bar.advance(self._task)
+        self._completed += 1
+        if self._plain is not None:
+            total = self._runs * self._rounds
+            text = f"{self._finished:,} of {self._runs:,} runs, {100 * self._completed // total} % of all rounds"
+            self._plain.show(self._completed, total, lambda: text)

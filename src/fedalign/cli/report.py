@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from fedalign.cli.notices import error_console
 from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def add(commands: Subcommands) -> None:
     """Add ``report`` to the subcommands of ``fedalign``."""
-    command = commands.add_parser("report", help="write the plots, tables and HTML page of finished runs")
+    command = commands.add_parser("report", help="write the plots, tables and HTML page of runs")
     command.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="output folders of runs")
     command.add_argument(
         "--out",
@@ -72,6 +73,8 @@ def _write(options: argparse.Namespace) -> int:
     runs = [read_run(folder) for folder in options.folders]
     folder = options.out or (runs[0].folder if len(runs) == 1 else Path("report"))
     for run in runs:
+        for what in run.missing:
+            error_console().print(f"[yellow]unfinished:[/] {escape(str(run.folder))}: {escape(what)}")
         console.print(terminal_table(run.summary))
         if (gains := incentive_table(run.summary)) is not None:
             console.print(gains)

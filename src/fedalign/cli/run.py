@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -37,7 +37,7 @@ def add(commands: Subcommands) -> None:
         metavar="KEY=VALUE",
         help="change a setting, as in --set local.lr=0.05; repeatable",
     )
-    command.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    command.add_argument("--resume", action="store_true", help="continue an interrupted run, or add arms and seeds")
     command.add_argument(
         "--continue-stopped", action="store_true", help="with --resume: continue also runs that stopped early"
     )
@@ -52,20 +52,49 @@ def add(commands: Subcommands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from fedalign.experiments.config import load
-    from fedalign.experiments.runner import free_folder, latest_folder
+    from fedalign.experiments.output_folder import locked_folder
+
+    if options.workers is not None and options.on != "ray":
+        raise FedalignError("--workers needs --on ray")
+    if options.continue_stopped and not options.resume:
+        raise FedalignError("--continue-stopped needs --resume")
+    overrides = overrides_of(options)
+    experiment = load(options.experiment, overrides)
+    with locked_folder(options.out, experiment.name, options.resume) as lock:
+        if options.resume:
+            experiment = _continued(experiment, lock.folder, options.experiment, overrides)
+        return _run_into(lock.folder, experiment, options)
+
+
+def _continued(experiment: Experiment, folder: Path, name: str, overrides: dict[str, Any]) -> Experiment:
+    """Add the arms and seeds that are asked for to those of the folder; without any, continue with the folder's."""
+    from fedalign.experiments.additions import joined
+    from fedalign.experiments.config import load
+    from fedalign.experiments.config_file import read_settings
+
+    if not (folder / "config.toml").exists():
+        return experiment  # it is refused with everything else that is wrong
+    before = read_settings(folder)
+    if "arms" not in before or "seeds" not in before:
+        return experiment
+    left_out = [arm for arm in experiment.arms if arm not in before["arms"]]
+    if left_out and "arms" not in overrides:
+        error_console().print(
+            f"[yellow]note:[/] {escape(str(folder))} has no {escape(', '.join(left_out))}; "
+            f"to add what is missing, name it: --arms {escape(','.join(left_out))}"
+        )
+    return load(name, {**overrides, **joined(before, overrides.get("arms"), overrides.get("seeds"))})
+
+
+def _run_into(folder: Path, experiment: Experiment, options: argparse.Namespace) -> int:
+    """Run an experiment into a folder that is locked, and write its report."""
     from fedalign.report.metrics_table import metrics_table
     from fedalign.report.page import write_report
     from fedalign.report.read_runs import read_run
     from fedalign.report.table import incentive_table, terminal_table
     from fedalign.report.theory_table import theory_table
 
-    if options.workers is not None and options.on != "ray":
-        raise FedalignError("--workers needs --on ray")
-    if options.continue_stopped and not options.resume:
-        raise FedalignError("--continue-stopped needs --resume")
     console = Console(quiet=options.quiet, highlight=False)
-    experiment = load(options.experiment, overrides_of(options))
-    folder: Path = options.out or (latest_folder if options.resume else free_folder)(experiment.name)
     outcome = simulate(experiment, folder, console, options, resume=options.resume)
     console.print(terminal_table(outcome.summary))
     if (metrics := metrics_table(outcome.summary)) is not None:

@@ -37,6 +37,20 @@ class ArmSettings:
     trust: Literal["report", "verify"] | None = None
 
 
+def arm_table(settings: Mapping[str, Any], arm: str) -> dict[str, Any]:
+    """Return the settings of an arm: its own table, or for a built-in arm the rule of its name.
+
+    >>> arm_table({"arm": {"wide": {"rule": "fedalign", "epsilon": 1.0}}}, "wide"), arm_table({}, "all")
+    ({'rule': 'fedalign', 'epsilon': 1.0}, {'rule': 'all'})
+    """
+    return dict(settings.get("arm", {}).get(arm, {"rule": arm}))
+
+
+def trains_alone(settings: Mapping[str, Any], arm: str) -> bool:
+    """Say whether an arm trains a model for each client, so that it has no shared model to rank."""
+    return bool(arm_table(settings, arm)["rule"] == "local")
+
+
 def resolve_arm(name: str, table: Any, folder: Path | None = None) -> dict[str, Any]:
     """Check ``[arm.NAME]``, or the text ``arm.NAME = "rule(option=value)"``; gives the keys that are set, rule first.
 

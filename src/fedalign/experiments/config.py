@@ -53,6 +53,13 @@ def _at_least_one(instance: Any, attribute: attrs.Attribute[int], value: int) ->
         raise FedalignError(f"{attribute.name} must be at least 1, not {value}")
 
 
+def _seeds(instance: Any, attribute: attrs.Attribute[Any], value: int | list[int]) -> None:
+    if isinstance(value, int):
+        _at_least_one(instance, attribute, value)
+    elif not value or len(set(value)) < len(value) or min(value) < 0:
+        raise FedalignError(f"seeds must be a number of seeds, or a list of seeds from 0 on, each once, not {value}")
+
+
 def _positive(instance: Any, attribute: attrs.Attribute[float], value: float) -> None:
     if not value > 0:
         raise FedalignError(f"{attribute.name} must be a positive number, or inf for no cap, not {value}")
@@ -81,7 +88,7 @@ class TopLevel:
     name: str = attrs.field(validator=_names_a_folder)
     description: str = ""
     rounds: int = attrs.field(default=200, validator=_at_least_one)
-    seeds: int = attrs.field(default=5, validator=_at_least_one)
+    seeds: int | list[int] = attrs.field(default=5, validator=_seeds)
     warmup: int | float = 0.1
     arms: list[str] = attrs.field(factory=_default_arms, validator=_each_once)
     epsilon: int | float | Schedule = 0.2

@@ -14,7 +14,8 @@ from fedalign.attacks.settings import make_adversary
 from fedalign.callbacks import Callback
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
-from fedalign.experiments.arms import make_rule
+from fedalign.experiments.additions import seed_list
+from fedalign.experiments.arms import arm_table, make_rule
 from fedalign.experiments.federations import federation_of
 from fedalign.metrics.metric import Metric, make_metrics
 from fedalign.registry import (
@@ -58,7 +59,7 @@ class Experiment:
         self.name: str = settings["name"]
         self.rounds: int = settings["rounds"]
         self.arms: list[str] = settings["arms"]
-        self.seeds = list(range(settings["seeds"]))
+        self.seeds = seed_list(settings["seeds"])
         self._data = DATA.make(settings["data"], folder)
         # Found once, so that it travels to Ray's workers, which may not have the user's file.
         self._make_model = MODELS.find(settings["model"]["kind"], folder)
@@ -117,7 +118,7 @@ class Experiment:
     def specs(self) -> list[tuple[str, int, RunSpec]]:
         """Describe every run: arm, seed and specification. All arms of a seed share its federation."""
         federations = {seed: self.federation(seed) for seed in self.seeds}
-        return [(arm, seed, self._spec(arm, seed, federations[seed])) for arm in self.arms for seed in self.seeds]
+        return [(arm, seed, self.spec(arm, seed, federations[seed])) for arm in self.arms for seed in self.seeds]
 
     def local(self, arm: str) -> LocalOptimizer:
         """Describe an arm's local work."""
@@ -130,7 +131,8 @@ class Experiment:
         made: LocalOptimizer = LOCAL_OPTIMIZERS.make({**table, **own}, self.folder)
         return made
 
-    def _spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
+    def spec(self, arm: str, seed: int, federation: Federation) -> RunSpec:
+        """Describe the run of an arm and a seed on the seed's federation."""
         warmup = self._arm(arm).get("warmup", self.settings["warmup"])
         local, theory = self.local(arm), None
         if self.settings["theory"] or isinstance(local.schedule, Theory):
@@ -177,7 +179,7 @@ class Experiment:
         return local, theory
 
     def _arm(self, arm: str) -> dict[str, Any]:
-        return dict(self.settings.get("arm", {}).get(arm, {"rule": arm}))
+        return arm_table(self.settings, arm)
 
     def _rule(self, arm: str) -> Rule | Alone:
         usual = {key: self.settings[key] for key in ("epsilon", "match", "match_on")}

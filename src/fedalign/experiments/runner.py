@@ -17,8 +17,10 @@ from fedalign.attacks.adversary import Adversary
 from fedalign.attacks.hostile import hostile_clients
 from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError
+from fedalign.experiments.additions import without_additions
 from fedalign.experiments.config import Experiment, load
 from fedalign.experiments.config_file import check_same, read_settings
+from fedalign.experiments.folder_lock import FolderLock
 from fedalign.experiments.recorder import Recorder
 from fedalign.experiments.store import Checkpoint, RunStore, write_atomically
 from fedalign.experiments.summary import incentive, summarise
@@ -50,6 +52,7 @@ class Prepared:
     device: torch.device
     simulation: Simulation | RaySimulation | None
     live: list[int]  # indexes of the runs that still have rounds to do
+    lock: FolderLock  # held until :func:`execute` has ended
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -79,12 +82,33 @@ def prepare(
     callbacks: Sequence[CallbackFactory] = (),
     continue_stopped: bool = False,
 ) -> Prepared:
-    """Check an experiment, its output folder and, to resume, its checkpoints. Writes nothing.
+    """Check an experiment, its output folder and, to resume, its checkpoints. Writes nothing but the folder's lock.
 
-    A resume leaves runs that stopped early as they are, unless ``continue_stopped`` asks for more rounds of them. With
-    ``on="ray"`` the runs are spread over ``workers`` of Ray's cluster. ``callbacks`` are functions of an arm and a
-    seed, each of which makes a callback for that run.
+    The folder stays locked until :func:`execute` has ended, or until the lock is released. A resume leaves runs that
+    stopped early as they are, unless ``continue_stopped`` asks for more rounds of them. With ``on="ray"`` the runs are
+    spread over ``workers`` of Ray's cluster. ``callbacks`` are functions of an arm and a seed, each of which makes a
+    callback for that run.
     """
+    lock = FolderLock(folder)
+    lock.acquire()
+    try:
+        return _prepare(lock, experiment, resume, device, on, workers, callbacks, continue_stopped)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _prepare(
+    lock: FolderLock,
+    experiment: Experiment,
+    resume: bool,
+    device: str,
+    on: Literal["here", "ray"],
+    workers: int | None,
+    callbacks: Sequence[CallbackFactory],
+    continue_stopped: bool,
+) -> Prepared:
+    folder = lock.folder
     chosen = resolve_device(device if on == "here" else "cpu")
     notes: list[str] = []
     if resume:
@@ -94,8 +118,6 @@ def prepare(
         raise FedalignError(
             f"{folder} already holds a run of {held!r}; continue it with --resume, or choose another --out"
         )
-    elif folder.exists() and not folder.is_dir():
-        raise FedalignError(f"{folder} is a file; --out must name a folder")
     runs = experiment.specs()
     stores = [RunStore(folder / arm / f"seed-{seed}") for arm, seed, _ in runs]
     if not resume:
@@ -136,11 +158,16 @@ def prepare(
             chosen = simulation.device
         else:
             simulation = Simulation(specs, experiment.model, loss=loss, device=str(chosen), tf32=tf32)
-    return Prepared(experiment, folder, resume, runs, stores, points, chosen, simulation, live, notes)
+    return Prepared(experiment, folder, resume, runs, stores, points, chosen, simulation, live, lock, notes)
 
 
 def execute(prepared: Prepared) -> Outcome:
     """Run what was prepared. Callbacks write the output and hear of every finished round of every run."""
+    with prepared.lock:
+        return _execute(prepared)
+
+
+def _execute(prepared: Prepared) -> Outcome:
     began = time.monotonic()
     experiment, folder = prepared.experiment, prepared.folder
     _open_folder(prepared)
@@ -225,30 +252,19 @@ def _models_kept(spec: RunSpec) -> int:
     return training + branches * moments + controls
 
 
-def free_folder(name: str, parent: Path = Path("runs")) -> Path:
-    """Choose ``runs/NAME``, or ``runs/NAME-2`` and so on if that is taken."""
-    candidate, number = parent / name, 1
-    while candidate.exists():
-        number += 1
-        candidate = parent / f"{name}-{number}"
-    return candidate
-
-
-def latest_folder(name: str, parent: Path = Path("runs")) -> Path:
-    """Find the newest folder that :func:`free_folder` gave for this name."""
-    candidate, number = parent / name, 1
-    while (following := parent / f"{name}-{number + 1}").exists():
-        candidate, number = following, number + 1
-    return candidate
-
-
 def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> list[str]:
     if not (folder / "config.toml").exists():
         raise FedalignError(f"{folder} holds no run to resume (there is no config.toml in it)")
     read_settings(folder)
     # Read as an experiment, settings that are newer than the run have their defaults.
     before = load(str(folder / "config.toml"), folder=experiment.folder)
-    return check_same(folder, before.settings, _settings(experiment, device))
+    return check_same(folder, before.settings, without_additions(before.settings, _settings(experiment, device)))
+
+
+def _has_grown(prepared: Prepared) -> bool:
+    """Say whether a resume adds arms or seeds to those of ``config.toml``."""
+    held, now = read_settings(prepared.folder), prepared.experiment.settings
+    return any(held.get(key) != now[key] for key in ("arms", "seeds"))
 
 
 def _common_points(stores: Sequence[RunStore], *, continue_stopped: bool) -> tuple[list[Checkpoint | None], list[str]]:
@@ -258,6 +274,7 @@ def _common_points(stores: Sequence[RunStore], *, continue_stopped: bool) -> tup
     """
     usable, notes = [], []
     for store in stores:
+        store.check_order()
         good, said = store.checkpoints()
         usable.append(good)
         if said:
@@ -266,7 +283,9 @@ def _common_points(stores: Sequence[RunStore], *, continue_stopped: bool) -> tup
     counted = [
         good[0].rounds if good else 0
         for good, store in zip(usable, stores, strict=True)
-        if not store.diverged() and (continue_stopped or not store.stopped())
+        if not store.is_empty()  # those that the resume adds start by themselves
+        and not store.diverged()
+        and (continue_stopped or not store.stopped())
     ]
     common = min(counted, default=0)
     points: list[Checkpoint | None] = []
@@ -292,7 +311,7 @@ def _open_folder(prepared: Prepared) -> None:
         prepared.folder.mkdir(parents=True, exist_ok=True)
         for store in prepared.stores:
             store.folder.mkdir(parents=True, exist_ok=True)
-        if not prepared.resume:
+        if not prepared.resume or _has_grown(prepared):
             text = tomli_w.dumps(_settings(prepared.experiment, prepared.device))
             write_atomically(prepared.folder / "config.toml", text)
     except OSError as error:

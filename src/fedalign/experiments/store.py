@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 
 from fedalign.callbacks import Stopped
 from fedalign.errors import DivergedError, FedalignError
+from fedalign.experiments.round_order import check_length, check_order, rounds_in
 from fedalign.protocol.messages import Snapshot
 from fedalign.protocol.records import History, RoundRecord
 
@@ -98,7 +100,8 @@ class RunStore:
             "tensors": _digest(tensors),
         }
         fresh = self._latest.with_suffix(".new")
-        save_file(tensors, fresh, info)
+        # In one text: safetensors writes several in a random order, and the same run shall give the same bytes.
+        _save(tensors, fresh, {"fedalign": json.dumps(info)})
         if self._latest.exists():
             self._latest.replace(self._previous)
         fresh.replace(self._latest)
@@ -143,7 +146,21 @@ class RunStore:
                 records.append(RoundRecord.from_json(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise FedalignError(f"{self.log}, line {number} is damaged: {error}") from error
+        check_order(self.log, [record.round for record in records])
         return History(records)
+
+    def check_order(self) -> None:
+        """Refuse a log in which rounds are repeated or missing; checkpoints notice damaged lines."""
+        check_order(self.log, rounds_in(self.log))
+
+    def check_length(self, rounds: int) -> None:
+        """Refuse a log of ``rounds`` rounds if a checkpoint knows of more: lines at its end are missing."""
+        try:
+            with safe_open(self._latest, framework="pt") as file:
+                known = int(_info(file.metadata() or {})["rounds"])
+        except (SafetensorError, OSError, KeyError, ValueError):
+            return  # a resume says what is wrong with it
+        check_length(self.log, rounds, known)
 
     def diverged(self) -> str | None:
         """Say how this run diverged, if it did."""
@@ -179,13 +196,13 @@ class RunStore:
     def save_best(self, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
         """Write the weights of the best round, with what is known about it."""
         fresh = self.best.with_suffix(".new")
-        save_file(tensors, fresh, about)
+        _save(tensors, fresh, about)
         fresh.replace(self.best)
 
     def save_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write the final weights."""
         fresh = self.model.with_suffix(".new")
-        save_file(tensors, fresh)
+        _save(tensors, fresh)
         fresh.replace(self.model)
 
     def save_clients(self, clients: Sequence[dict[str, Any]]) -> None:
@@ -203,7 +220,7 @@ class RunStore:
 
     def _read_checkpoint(self, path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
-            info = file.metadata() or {}
+            info = _info(file.metadata() or {})
             if "format" not in info and "state" in info:
                 raise FedalignError(
                     f"{path} was written by fedalign 0.1, whose checkpoints this version cannot read: "
@@ -228,6 +245,20 @@ def write_atomically(path: Path, text: str) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path, info: dict[str, str] | None = None) -> None:
+    """Write a safetensors file with the permissions of any new file; the library's own are for the owner alone."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    permissions = path.stat().st_mode
+    save_file(tensors, path, info)
+    path.chmod(stat.S_IMODE(permissions))
+
+
+def _info(metadata: dict[str, str]) -> dict[str, str]:
+    """Return what a checkpoint says about itself; the first ones of this format had a text for each key."""
+    return dict(json.loads(metadata["fedalign"])) if "fedalign" in metadata else metadata
 
 
 def _is_shared(name: str, tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> bool:

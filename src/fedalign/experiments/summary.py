@@ -17,12 +17,13 @@ def summarise(
 ) -> dict[str, Any]:
     """Summarise every arm. A final figure is the mean of the last 10 rounds; a diverged seed has none.
 
-    ``std`` is the sample standard deviation over seeds. ``admitted_mean`` is the mean number of admitted free clients
-    over all rounds and seeds. ``models_up``, ``models_down`` and ``samples`` (trained on, passes included) are a run's
-    totals, averaged over seeds. ``alone`` marks arms without a shared model. ``attack_success`` is given where hostile
-    clients plant a backdoor. ``promise`` is about the last round, and None for arms that do not compare the served
-    model with the priority-only model. ``stopped`` says why and when seeds stopped early. ``metrics`` has the figures
-    of the users' metrics for priority and free clients, where there are some.
+    ``std`` is the sample standard deviation over seeds, None if there are fewer than two. ``admitted_mean`` is the
+    mean number of admitted free clients over all rounds and seeds. ``models_up``, ``models_down`` and ``samples``
+    (trained on, passes included) are a run's totals, averaged over seeds. ``alone`` marks arms without a shared model.
+    ``attack_success`` is given where hostile clients plant a backdoor. ``promise`` is about the last round, and None
+    for arms that do not compare the served model with the priority-only model. ``stopped`` says why and when seeds
+    stopped early. ``metrics`` has the figures of the users' metrics for priority and free clients, where there are
+    some.
     """
     arms = {}
     for arm, runs in histories.items():
@@ -75,14 +76,22 @@ def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], al
     return found
 
 
-def _over_seeds(runs: Mapping[int, History], alive: Mapping[int, History], name: str) -> dict[str, Any]:
-    per_seed = [alive[seed].final(name) if seed in alive else None for seed in runs]
-    there: Sequence[float] = [value for value in per_seed if value is not None and math.isfinite(value)]
+def over_seeds(per_seed: Sequence[float | None]) -> dict[str, Any]:
+    """Average figures over seeds; those that are missing or not finite are left out.
+
+    >>> over_seeds([0.5, 0.7, None])["mean"], over_seeds([0.5])["std"]
+    (0.6, None)
+    """
+    there = [value for value in per_seed if value is not None and math.isfinite(value)]
     if not there:
         return {"mean": None, "std": None, "per_seed": per_seed}
     mean = sum(there) / len(there)
-    spread = math.sqrt(sum((v - mean) ** 2 for v in there) / (len(there) - 1)) if len(there) > 1 else 0.0
+    spread = math.sqrt(sum((v - mean) ** 2 for v in there) / (len(there) - 1)) if len(there) > 1 else None
     return {"mean": mean, "std": spread, "per_seed": per_seed}
+
+
+def _over_seeds(runs: Mapping[int, History], alive: Mapping[int, History], name: str) -> dict[str, Any]:
+    return over_seeds([alive[seed].final(name) if seed in alive else None for seed in runs])
 
 
 def _metric(name: str, runs: Mapping[int, History], alive: Mapping[int, History]) -> dict[str, Any]:

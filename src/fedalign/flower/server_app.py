@@ -17,6 +17,7 @@ from torch import nn
 
 from fedalign.callbacks import Callback, RunInfo, Stopped, close_all, notify_end, notify_round, notify_stop
 from fedalign.errors import DivergedError, FedalignError
+from fedalign.experiments.folder_lock import FolderLock
 from fedalign.experiments.recorder import Recorder, has_finite_losses, is_finite
 from fedalign.experiments.store import RunStore, write_atomically
 from fedalign.flower.client_metrics import ClientMetrics
@@ -43,10 +44,17 @@ _MAY_CHANGE = {  # on a resume
 def main(grid: Grid, context: Context) -> None:
     """Run a federation, or continue the run that the setting ``resume`` names."""
     try:
-        Server(grid, Settings.read(context.run_config), context.run_id).run()
+        settings = Settings.read(context.run_config)
+        with FolderLock(output_folder(settings, context.run_id)):
+            Server(grid, settings, context.run_id).run()
     except FedalignError as error:
         log.error(str(error))  # Flower then prints a traceback and a code of its own
         raise
+
+
+def output_folder(settings: Settings, run_id: int) -> Path:
+    """Return the folder that a run writes: that of the run to resume, the chosen one, or one of its own."""
+    return Path(settings.resume or settings.out or f"~/fedalign-runs/{run_id}").expanduser()
 
 
 class Server:
@@ -57,8 +65,7 @@ class Server:
 
     def __init__(self, grid: Grid, settings: Settings, run_id: int) -> None:
         self._settings = settings
-        home = settings.resume or settings.out or f"~/fedalign-runs/{run_id}"
-        self.folder = Path(home).expanduser()
+        self.folder = output_folder(settings, run_id)
         roster = RosterFile.read(Path(settings.roster).expanduser())
         self._module = initial_module(function(settings.model), settings.seed)
         self._layout = Layout(self._module)

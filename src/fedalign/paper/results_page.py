@@ -11,6 +11,7 @@ from fedalign.paper.figures import FIGURES, Claim, Figure
 from fedalign.paper.pictures import draw
 from fedalign.paper.verdicts import judge, rounds_to_priority
 from fedalign.report.plot_style import save
+from fedalign.report.table import spread
 
 _HOW = """The experiments of the paper (Ravi and Shomorony, 2023), repeated with this package. For every claim of
 the paper the page says what was measured and whether the claim holds. The figures follow, in the paper's form.
@@ -114,7 +115,7 @@ def _table(name: str, results: Mapping[str, Any]) -> list[str]:
     ]
     for arm, figures in results["arms"].items():
         accuracy = figures["test_accuracy"]
-        final = "–" if accuracy["mean"] is None else f"{100 * accuracy['mean']:.1f} ± {100 * accuracy['std']:.1f}"
+        final = spread(accuracy, 100, 1)
         by_seed = ", ".join("–" if v is None else f"{100 * v:.1f}" for v in accuracy["per_seed"])
         took = rounds_to_priority(figures, seeds)
         admitted = "–" if figures["alone"] else f"{figures['admitted_mean']:.1f}"

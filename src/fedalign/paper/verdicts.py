@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedalign.paper.figures import Comparison
+from fedalign.report.table import spread
 
 MARGIN = 0.01  #: one point of accuracy: smaller mean differences do not count
 
@@ -68,8 +69,7 @@ def _incentive(gain: Mapping[str, Any] | None) -> Verdict:
 
 
 def _final(figures: Mapping[str, Any]) -> str:
-    accuracy = figures["test_accuracy"]
-    return f"{100 * accuracy['mean']:.1f} ± {100 * accuracy['std']:.1f}" if accuracy["mean"] is not None else "–"
+    return spread(figures["test_accuracy"], 100, 1)
 
 
 def _verdict(pairs: Sequence[tuple[str, Mapping[str, Any], str, Mapping[str, Any]]]) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedalign.errors import FedalignError
+from fedalign.experiments.additions import seed_list
 from fedalign.experiments.config_file import read_settings
 from fedalign.experiments.store import RunStore
-from fedalign.experiments.summary import summarise
 from fedalign.protocol.records import History, RoundRecord
 from fedalign.report.read_runs import RunFolder
+from fedalign.report.unfinished import summary_so_far
 
 
 @dataclass
@@ -79,7 +80,7 @@ class FollowedRun:
         """Read the folder as it is now. A summary is computed from the rounds so far if the run has none yet."""
         settings = read_settings(self.folder)
         written = self._summary()
-        arms, seeds = list(settings["arms"]), _seeds(settings)
+        arms, seeds = list(settings["arms"]), seed_list(settings["seeds"])
         if written is not None and (list(written["arms"]), written["seeds"]) != (arms, seeds):
             written = None  # it is that of the run before it was extended
         stores = {arm: {seed: RunStore(self.folder / arm / f"seed-{seed}") for seed in seeds} for arm in arms}
@@ -87,7 +88,8 @@ class FollowedRun:
             arm: {seed: self._history(store.log) for seed, store in own.items()} for arm, own in stores.items()
         }
         clients = {arm: {seed: store.clients() for seed, store in own.items()} for arm, own in stores.items()}
-        return RunFolder(self.folder, settings, written or _so_far(settings, histories, stores), histories, clients)
+        summary = written or summary_so_far(settings, stores, histories)
+        return RunFolder(self.folder, settings, summary, histories, clients)
 
     def _history(self, path: Path) -> History:
         log = self._logs.setdefault(path, Log(path))
@@ -102,30 +104,3 @@ class FollowedRun:
             return dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
             raise FedalignError(f"{path} is damaged: {error}") from error
-
-
-def _so_far(
-    settings: dict[str, Any], histories: dict[str, dict[int, History]], stores: dict[str, dict[int, RunStore]]
-) -> dict[str, Any]:
-    """Summarise the rounds so far, with the keys of ``summary.json`` that an unfinished run can have."""
-    diverged = {
-        arm: {seed: message for seed, store in own.items() if (message := store.diverged()) is not None}
-        for arm, own in stores.items()
-    }
-    alone = {arm for arm, runs in histories.items() if any(_trains_alone(history) for history in runs.values())}
-    return {
-        "experiment": settings["name"],
-        "rounds": settings["rounds"],
-        "seeds": _seeds(settings),
-        "arms": summarise(histories, diverged, alone),
-    }
-
-
-def _trains_alone(history: History) -> bool:
-    """Tell whether every client trains for itself: only then is a free client's decision ``trained``."""
-    return any(c.decision == "trained" and not c.priority for r in history.rounds[:1] for c in r.clients)
-
-
-def _seeds(settings: dict[str, Any]) -> list[int]:
-    seeds = settings["seeds"]
-    return list(range(seeds)) if isinstance(seeds, int) else list(seeds)

@@ -1,4 +1,4 @@
-"""Reads the output folder of a finished run, for reports and comparisons."""
+"""Reads the output folder of a run, finished or not, for reports and comparisons."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedalign.errors import FedalignError
+from fedalign.experiments.additions import seed_list
 from fedalign.experiments.store import RunStore
 from fedalign.protocol.records import History
+from fedalign.report.unfinished import begun, summary_so_far, what_is_missing
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class RunFolder:
     histories: dict[str, dict[int, History]]
     #: by arm and seed: the accuracy of the final model on each client's test data
     clients: dict[str, dict[int, list[dict[str, Any]]]]
+    missing: tuple[str, ...] = ()  #: what an unfinished run lacks, such as "auto, seed 1: 34 of 200 rounds"
 
     @property
     def name(self) -> str:
@@ -31,22 +34,40 @@ class RunFolder:
 
 
 def read_run(folder: Path) -> RunFolder:
-    """Read the folder of a finished run.
+    """Read the folder of a run. An unfinished run is summarised as far as it goes, and ``missing`` says what it lacks.
 
-    Raises :class:`FedalignError` if it is not a run's folder, if the run is unfinished, or if a file is damaged.
+    Raises :class:`FedalignError` if it is not a run's folder, if no round has finished, or if a file is damaged.
     """
     if not (folder / "config.toml").is_file():
         raise FedalignError(f"{folder} is not a run's folder: it has no config.toml")
-    if not (folder / "summary.json").is_file():
-        raise FedalignError(f"{folder} holds an unfinished run: it has no summary.json; finish the run with --resume")
     try:
         settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        stores = {
-            arm: {seed: RunStore(folder / arm / f"seed-{seed}") for seed in summary["seeds"]} for arm in summary["arms"]
-        }
+        if "sweep" in settings or "redteam" in settings:
+            kind = "sweep" if "sweep" in settings else "redteam"
+            raise FedalignError(f"{folder} holds no run but a {kind}: its figures are in {kind}.csv and {kind}.json")
+        if "arms" not in settings:
+            raise FedalignError(
+                f"{folder} holds a single run, of fa.simulate or of Flower, and a report compares the arms of an "
+                "experiment (fa.run, fedalign run)"
+            )
+        arms, seeds = settings["arms"], seed_list(settings["seeds"])
+        path, summary, missing = folder / "summary.json", None, []
+        if path.is_file():
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            if set(arms) > set(summary["arms"]) or set(seeds) > set(summary["seeds"]):
+                summary = None  # a resume has added arms or seeds, and has not finished
+            else:
+                arms, seeds = list(summary["arms"]), summary["seeds"]
+        stores = {arm: {seed: RunStore(folder / arm / f"seed-{seed}") for seed in seeds} for arm in arms}
         histories = {arm: {seed: store.history() for seed, store in own.items()} for arm, own in stores.items()}
-        clients = {arm: {seed: store.clients() for seed, store in own.items()} for arm, own in stores.items()}
+        for arm, own in stores.items():
+            for seed, store in own.items():
+                store.check_length(len(histories[arm][seed]))
+        if summary is None:
+            missing = what_is_missing(stores, histories, settings["rounds"])
+            histories = begun(folder, histories)
+            summary = summary_so_far(settings, stores, histories)
+        clients = {arm: {seed: stores[arm][seed].clients() for seed in own} for arm, own in histories.items()}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise FedalignError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
-    return RunFolder(folder, settings, summary, histories, clients)
+    return RunFolder(folder, settings, summary, histories, clients, tuple(missing))

@@ -28,14 +28,14 @@ def difference_rows(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
 
 
 def rounds_done(run: RunFolder) -> int:
-    """Return how many rounds all runs of a folder have, except those that diverged."""
+    """Return how many rounds all runs of a folder have, except those that diverged or stopped early."""
     arms = run.summary["arms"]
     return min(
         (
             len(history)
             for arm, runs in run.histories.items()
             for seed, history in runs.items()
-            if str(seed) not in arms[arm]["diverged"]
+            if str(seed) not in {**arms[arm]["diverged"], **arms[arm].get("stopped", {})}
         ),
         default=int(run.settings["rounds"]),
     )

@@ -139,6 +139,5 @@ def _status(runs: Sequence[RunFolder]) -> str:
     said = []
     for run in runs:
         done, total = rounds_done(run), run.settings["rounds"]
-        # summary.json is written when a run ends, and an unfinished one has no device in its summary.
-        said.append(f"{run.name}: {'finished' if 'device' in run.summary else f'round {done} of {total}'}")
+        said.append(f"{run.name}: {f'round {done} of {total}' if 'unfinished' in run.summary else 'finished'}")
     return "Live. " + "; ".join(said)

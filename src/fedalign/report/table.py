@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
@@ -31,12 +32,12 @@ def rows(summary: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [
         (
             arm,
-            _spread(figures["test_accuracy"], 100, 1),
-            _spread(figures["test_loss"], 1, 3),
+            spread(figures["test_accuracy"], 100, 1),
+            spread(figures["test_loss"], 1, 3),
             _number(figures["admitted_mean"], 1),
             _number(figures["models_up"], 0),
             _number(figures["models_down"], 0),
-            *([_spread(figures.get("attack_success", nothing), 100, 1)] if _has_backdoor(summary) else []),
+            *([spread(figures.get("attack_success", nothing), 100, 1)] if _has_backdoor(summary) else []),
             arm == best,
         )
         for arm, figures in arms.items()
@@ -95,12 +96,17 @@ def _best(arms: dict[str, Any]) -> str | None:
     return min(by_loss, key=lambda arm: by_loss[arm]) if by_loss else None
 
 
-def _spread(figure: dict[str, Any], scale: float, digits: int) -> str:
+def spread(figure: Mapping[str, Any], scale: float, digits: int) -> str:
+    """Write a figure's mean and, over several seeds, its standard deviation.
+
+    >>> spread({"mean": 0.8125, "std": 0.01, "per_seed": []}, 100, 1), spread({"mean": 0.5, "std": None}, 1, 3)
+    ('81.2 ± 1.0', '0.500')
+    """
     if figure["mean"] is None:
         return "–"
     form = f".{digits}f" if abs(figure["mean"]) * scale < 1e5 else ".2e"
     text = f"{figure['mean'] * scale:{form}}"
-    return f"{text} ± {figure['std'] * scale:{form}}" if len(figure["per_seed"]) > 1 else text
+    return f"{text} ± {figure['std'] * scale:{form}}" if figure["std"] is not None else text
 
 
 def _number(value: float | None, digits: int) -> str:

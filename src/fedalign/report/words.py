@@ -10,6 +10,7 @@ from fedalign.protocol.records import mean_or_none
 from fedalign.report.measures import Measure, headline
 from fedalign.report.read_runs import RunFolder
 
+_MOST_NAMED = 5  # unfinished runs that are named one by one
 BASELINE = "priority"  #: the arm that all others are compared with, if it is there
 ADD_TEST_DATA = (
     "There is no test data, so these are figures on the priority clients' held-out data. "
@@ -189,7 +190,9 @@ def _cost(run: RunFolder, best: str) -> list[str]:
 
 def _failures(run: RunFolder) -> list[str]:
     """Say which runs are unfinished, diverged or stopped early."""
-    said = [f"Unfinished: {what}." for what in getattr(run, "missing", ())]
+    said = [f"Unfinished: {what}." for what in run.missing[:_MOST_NAMED]]
+    if len(run.missing) > _MOST_NAMED:
+        said.append(f"{len(run.missing) - _MOST_NAMED} more runs are unfinished.")
     for arm, figures in run.summary["arms"].items():
         for seed, message in figures["diverged"].items():
             said.append(f"{arm}, seed {seed} ended early and is left out of the figures: {message}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from fedalign.attacks.settings import as_adversary
 from fedalign.callbacks import Callback
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
+from fedalign.experiments.folder_lock import FolderLock
 from fedalign.experiments.single_run import in_folder, with_trackers
 from fedalign.metrics.metric import as_metrics
 from fedalign.protocol.messages import RoundDone
@@ -125,16 +127,17 @@ def simulate(
         metrics=as_metrics(metrics),
     )
     trackers = [TRACKERS.accept("track", one) for one in ([track] if isinstance(track, str) else track)]
-    if out is not None:
-        spec = in_folder(spec, Path(out), resume=resume, continue_stopped=continue_stopped)
-    elif resume or continue_stopped:
+    if out is None and (resume or continue_stopped):
         raise FedalignError("resume needs the folder of the run to continue: out='…'")
-    spec = with_trackers(spec, trackers)
     if isinstance(model, str | Mapping):
         model = functools.partial(MODELS.make, MODELS.resolve("model", model))  # made anew, with the seed's weights
     per_sample: PerSampleLoss = LOSSES.accept("loss", loss)
-    simulation = Simulation([spec], model, loss=per_sample, device=device, engine=engine, chunk=chunk, tf32=tf32)
-    return _finished(*simulation.run(lambda _, done: None if on_round is None else on_round(done)))
+    with contextlib.nullcontext() if out is None else FolderLock(Path(out)):
+        if out is not None:
+            spec = in_folder(spec, Path(out), resume=resume, continue_stopped=continue_stopped)
+        spec = with_trackers(spec, trackers)
+        simulation = Simulation([spec], model, loss=per_sample, device=device, engine=engine, chunk=chunk, tf32=tf32)
+        return _finished(*simulation.run(lambda _, done: None if on_round is None else on_round(done)))
 
 
 def _finished(result: SimulationResult) -> SimulationResult:

@@ -109,6 +109,8 @@ class Driver:
         asked = [(run, run.request) for run in runs if isinstance(run.request, Evaluate)]
         jobs, places = [], []
         for i, (run, request) in enumerate(asked):
+            if request.split == "test" and not run.is_tested():
+                continue
             for m, (model, clients) in enumerate(request.asked):
                 for k in clients:
                     rows = run.federation.clients[k].rows(request.split)

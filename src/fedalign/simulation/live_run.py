@@ -56,6 +56,7 @@ class LiveRun:
     controls: Controls | None = None  #: SCAFFOLD's
     roster: Roster | None = None  #: the federation's, with the caps of this run; None: without caps
     hostile: HostileClients | None = None
+    measure_every: int = 1  #: in every so many rounds, and in the last ten, the served model is tested
     metrics: RunMetrics | None = None
     request: Request | None = None
     result: Result | None = None
@@ -89,6 +90,7 @@ class LiveRun:
 
     def present(self, request: WhoIsThere) -> Present | None:
         """Draw the clients that can be reached, or those that evaluate; None: no evaluators of their own."""
+        self.round = request.round
         roster = self.roster or self.federation.roster
         draw = self.participation.draw if request.purpose == "train" else self.participation.draw_evaluators
         drawn = draw(request.round, roster, self.seed)
@@ -100,6 +102,10 @@ class LiveRun:
                 f"{name} must return a fedalign.Presence with an entry for each of {len(roster)} clients"
             )
         return Present(roster, tuple(bool(here) for here in drawn.reachable), drawn.draws)
+
+    def is_tested(self) -> bool:
+        """Say whether the model that this round serves is measured on test data."""
+        return self.round % self.measure_every == 0 or self.round >= self.rounds - 10
 
     def job(self, k: int, model: torch.Tensor | None = None) -> TrainJob:
         """Describe client k's local work in this round, from the model it received or from its own."""

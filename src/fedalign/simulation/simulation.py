@@ -234,6 +234,7 @@ def _live(
         controls,
         spec.roster if hostile is None else hostile.claimed(spec.roster),
         hostile,
+        spec.measure_every,
     )
 
 

@@ -66,6 +66,8 @@ class RunSpec:
     settings: Mapping[str, Any] = field(default_factory=dict)  #: of the experiment, for callbacks
     free_cap: float = math.inf  #: the largest weight of one free client; all priority clients together weigh 1
     free_total: float = math.inf  #: the largest weight of all admitted free clients together
+    #: Test figures are measured in every so many rounds, and in the last ten; above 1, there is no training loss.
+    measure_every: int = 1
 
     @property
     def start(self) -> int:
@@ -121,6 +123,7 @@ def plan_of(spec: RunSpec) -> Plan:
         match_on=match_on,
         evaluate_on="heldout" if all(len(client.heldout) for client in fed.clients if client.priority) else "train",
         has_test=fed.has_test,
+        measure_training=spec.measure_every == 1,
         server=spec.server,
         work=tuple(spec.local.samples_for(len(client.train)) for client in fed.clients),
     )
