@@ -46,7 +46,7 @@ def names_text(modules: list[str]) -> str:
     names = public_names(modules)
     if not names:
         return f"```{{error}}\nNo public name is defined in {', '.join(modules)}.\n```\n"
-    rows = [".. autosummary::", "   :nosignatures:", "", *(f"   fedalign.{name}" for name in names)]
+    rows = [".. autosummary::", "   :nosignatures:", "", *(f"   ~fedalign.{name}" for name in names)]
     return "\n\n".join([_rst(*rows), *(_entry("fedalign", name) for name in names)])
 
 

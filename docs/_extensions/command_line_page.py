@@ -19,27 +19,30 @@ MARKER = "<!-- commands -->"
 COLUMNS = "100"  # of the usage lines
 
 
-def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Give every parser that runs something, in the order of the help."""
+def commands(parser: argparse.ArgumentParser, summary: str = "") -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Give every parser that runs something, in the order of the help, with the line that the help has about it."""
     nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not nested:
-        yield parser
+        yield parser, summary
     for action in nested:
-        for command in action.choices.values():
-            yield from commands(command)
+        about = {choice.dest: choice.help or "" for choice in action._choices_actions}
+        for name, command in action.choices.items():
+            yield from commands(command, about.get(name, ""))
 
 
 def reference() -> str:
     """Write the section of every command."""
     os.environ["COLUMNS"] = COLUMNS  # argparse wraps usage lines at this width
-    return "\n\n".join(_section(command) for command in commands(command_line._parser()))
+    return "\n\n".join(_section(command, about) for command, about in commands(command_line.make_parser()))
 
 
-def _section(command: argparse.ArgumentParser) -> str:
+def _section(command: argparse.ArgumentParser, about: str) -> str:
     usage = command.format_usage().removeprefix("usage: ").rstrip()
-    rows = [_row(action) for action in command._actions if action.help != argparse.SUPPRESS]
-    parts = [f"## `{command.prog}`", _text(command.description or ""), f"```text\n{usage}\n```"]
-    parts.append("\n".join(["| argument | |", "|---|---|", *rows]))
+    rows = [_row(action) for action in command._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+    about = _text(command.description or about)
+    parts = [f"## `{command.prog}`", about[:1].upper() + about[1:], f"```text\n{usage}\n```"]
+    if rows:
+        parts.append("\n".join(["| argument | |", "|---|---|", *rows]))
     if command.epilog:
         parts.append(_text(command.epilog))
     return "\n\n".join(part for part in parts if part)
