@@ -40,7 +40,7 @@ from fedalign.simulation.simulation import SimulationResult
 from fedalign.simulation.spec import RunSpec
 from fedalign.training.adam import LocalAdam, LocalAdamW
 from fedalign.training.local import LocalSGD
-from fedalign.training.losses import cross_entropy, squared_error
+from fedalign.training.losses import binary_cross_entropy, cross_entropy, squared_error
 from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Bernoulli, Full, Participation, Presence, Replacement, Trace, Uniform
 from fedalign.training.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
@@ -123,6 +123,7 @@ __all__ = [
     "UpdateContext",
     "Verified",
     "WeightedMean",
+    "binary_cross_entropy",
     "cross_entropy",
     "simulate",
     "simulate_many",
