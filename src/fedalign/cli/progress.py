@@ -61,12 +61,15 @@ class ExperimentProgress:
 
     def _picture(self) -> Group:
         table = Table(box=None, padding=(0, 2))
-        for heading in ("arm", "test accuracy", "F(w)", "admitted"):
+        records = [r for of_arm in self._latest.values() for r in of_arm.values()]
+        split = "heldout" if any(r.heldout_loss is not None for r in records) else "test"
+        words = "held-out accuracy" if split == "heldout" else "test accuracy"
+        for heading in ("arm", words, "F(w)", "admitted"):
             table.add_column(heading, justify="left" if heading == "arm" else "right")
-        for arm, records in self._latest.items():
-            accuracy = mean_or_none(r.test_accuracy for r in records.values())
-            loss = mean_or_none(r.global_loss for r in records.values())
-            admitted = mean_or_none(float(r.admitted) for r in records.values())
+        for arm, of_arm in self._latest.items():
+            accuracy = mean_or_none(getattr(r, f"{split}_accuracy") for r in of_arm.values())
+            loss = mean_or_none(r.global_loss for r in of_arm.values())
+            admitted = mean_or_none(float(r.admitted) for r in of_arm.values())
             table.add_row(
                 arm,
                 "–" if accuracy is None else f"{100 * accuracy:.1f} %",

@@ -116,6 +116,7 @@ class RoundRecord:
     ``attack_success``: where simulated clients plant a backdoor, the part of the priority clients' test samples with
     the trigger that the served model takes for the attackers' class.
     ``promise``: by how much the served model may be worse than the priority-only model, where both were compared.
+    ``heldout_*``: measures of the aggregate on the priority clients' held-out data, where there is no test data.
     """
 
     round: int
@@ -140,6 +141,8 @@ class RoundRecord:
     rho: float | None = None
     attack_success: float | None = None
     promise: Promise | None = None
+    heldout_accuracy: float | None = None
+    heldout_loss: float | None = None
 
     @property
     def admitted(self) -> int:

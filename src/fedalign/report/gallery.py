@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedalign.protocol.plan import warmup_rounds
 from fedalign.report import autoalign_plots, client_plots, promise_plots, round_plots, theory_plots
+from fedalign.report.figures import shown
 from fedalign.report.read_runs import RunFolder
 
 if TYPE_CHECKING:
@@ -36,18 +37,25 @@ def gallery(run: RunFolder) -> Iterator[Picture]:
 
 
 def _rounds(run: RunFolder) -> Iterator[Picture]:
-    accuracies = _with_values(run, "test_accuracy")
+    keys = shown(run.summary)
+    accuracies = _with_values(run, keys.accuracy)
     warmup = _warmup(run)
     if accuracies:
-        title = f"{run.name}: test accuracy of the priority clients"
-        figure = round_plots.curves(accuracies, "test_accuracy", title, "test accuracy (%)", warmup, percent=True)
-        yield Picture("accuracy", title, figure)
+        title = f"{run.name}: {keys.words} accuracy of the priority clients"
+        label = f"{keys.words} accuracy (%)"
+        yield Picture(
+            "accuracy", title, round_plots.curves(accuracies, keys.accuracy, title, label, warmup, percent=True)
+        )
+    elif held := _with_values(run, keys.loss):  # a regression
+        title = f"{run.name}: {keys.words} loss of the priority clients"
+        figure = round_plots.curves(held, keys.loss, title, f"{keys.words} loss", warmup)
+        yield Picture(f"{keys.split}-loss", title, figure)
     if losses := _with_values(run, "train_loss"):
         title = f"{run.name}: training loss of the priority clients"
         yield Picture("loss", title, round_plots.curves(losses, "train_loss", title, "training loss", warmup))
     if accuracies:
-        title = f"{run.name}: test accuracy against cost"
-        yield Picture("cost", title, round_plots.costs(run.histories, title))
+        title = f"{run.name}: {keys.words} accuracy against cost"
+        yield Picture("cost", title, round_plots.costs(run.histories, title, keys))
 
 
 def _selection(run: RunFolder, arm: str) -> Iterator[Picture]:

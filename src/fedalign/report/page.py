@@ -18,7 +18,7 @@ from fedalign.errors import FedalignError
 from fedalign.report import plot_style, promise_table, theory_table
 from fedalign.report.gallery import gallery
 from fedalign.report.read_runs import RunFolder
-from fedalign.report.table import INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, NOTE, headings, incentive_rows, rows
+from fedalign.report.table import INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, headings, incentive_rows, note, rows
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _section(run: RunFolder, images: Sequence[dict[str, str]]) -> dict[str, Any]
         "summary": summary,
         "headings": headings(summary),
         "rows": [{"cells": cells, "best": best} for *cells, best in rows(summary)],
-        "note": NOTE,
+        "note": note(summary),
         "failures": [
             f"{arm}, seed {seed}: {message}"
             for arm, figures in summary["arms"].items()

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedalign.protocol.records import History, RoundRecord
+from fedalign.report.figures import Shown
 from fedalign.report.plot_style import colour, figure_of, panels, rounds_axis
 
 if TYPE_CHECKING:
@@ -58,8 +59,10 @@ def curves(arms: Arms, name: str, title: str, label: str, warmup: int, *, percen
     return figure
 
 
-def costs(arms: Arms, title: str) -> Figure:
-    """Plot test accuracy against its cost so far: models sent in one panel, samples trained on in the other.
+def costs(arms: Arms, title: str, keys: Shown) -> Figure:
+    """Plot accuracy against its cost so far: models sent in one panel, samples trained on in the other.
+
+    ``keys`` says which accuracy that is.
 
     Accuracies and costs are means over seeds. A run that diverged has no total cost and is left out of that mean.
     """
@@ -70,7 +73,7 @@ def costs(arms: Arms, title: str) -> Figure:
     }
     for axis, (label, cost) in zip(axes[0], spent.items(), strict=True):
         for index, (arm, runs) in enumerate(arms.items()):
-            table = 100 * by_seed_and_round(runs, "test_accuracy")
+            table = 100 * by_seed_and_round(runs, keys.accuracy)
             complete = [h for h in runs.values() if len(h) == table.shape[1]]
             if not np.isfinite(table).any() or not complete:
                 continue
@@ -79,7 +82,7 @@ def costs(arms: Arms, title: str) -> Figure:
                 axis.plot(total, np.nanmean(table, axis=0), color=colour(arm, index), label=arm, linewidth=1.5)
         axis.set_xlabel(label)
         axis.set_xscale("log")
-    axes[0][0].set_ylabel("test accuracy (%)")
+    axes[0][0].set_ylabel(f"{keys.words} accuracy (%)")
     handles, labels = axes[0][1].get_legend_handles_labels()
     figure.suptitle(title, fontsize=11)
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False)
