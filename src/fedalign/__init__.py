@@ -27,6 +27,8 @@ from fedalign.callbacks import Callback, RunInfo
 from fedalign.data.federation import Client, Federation
 from fedalign.data.samples import Pool
 from fedalign.errors import DivergedError, FedalignError, FederationWarning
+from fedalign.experiments.api import Experiment, experiment, run
+from fedalign.experiments.result import ArmRun, ExperimentResult
 from fedalign.protocol.records import ClientRound, History, RoundRecord, Tried
 from fedalign.rules.align import Align
 from fedalign.rules.auto import AutoAlign
@@ -54,6 +56,7 @@ __all__ = [
     "Aggregator",
     "Align",
     "Alone",
+    "ArmRun",
     "Attack",
     "AutoAlign",
     "Bernoulli",
@@ -72,6 +75,8 @@ __all__ = [
     "Cosine",
     "DivergedError",
     "Everyone",
+    "Experiment",
+    "ExperimentResult",
     "Exponential",
     "FedAdam",
     "FedAvgM",
@@ -125,6 +130,8 @@ __all__ = [
     "WeightedMean",
     "binary_cross_entropy",
     "cross_entropy",
+    "experiment",
+    "run",
     "simulate",
     "simulate_many",
     "squared_error",

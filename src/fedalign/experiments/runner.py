@@ -17,7 +17,7 @@ from fedalign.attacks.adversary import Adversary
 from fedalign.attacks.hostile import hostile_clients
 from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError
-from fedalign.experiments.config import Experiment, load
+from fedalign.experiments.config import Experiment, load_settings
 from fedalign.experiments.config_file import check_same, read_settings
 from fedalign.experiments.recorder import Recorder
 from fedalign.experiments.store import Checkpoint, RunStore, write_atomically
@@ -231,8 +231,8 @@ def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> l
         raise FedalignError(f"{folder} holds no run to resume (there is no config.toml in it)")
     read_settings(folder)
     # Read as an experiment, settings that are newer than the run have their defaults.
-    before = load(str(folder / "config.toml"), folder=experiment.folder)
-    return check_same(folder, before.settings, _settings(experiment, device))
+    before, _ = load_settings(str(folder / "config.toml"), folder=experiment.folder)
+    return check_same(folder, before, _settings(experiment, device))
 
 
 def _common_points(stores: Sequence[RunStore]) -> tuple[list[Checkpoint | None], list[str]]:

@@ -12,6 +12,7 @@ import attrs
 
 from fedalign.errors import FedalignError, nearest
 from fedalign.settings import user_modules
+from fedalign.settings.live_objects import LIVE, Live
 from fedalign.settings.notation import parse
 from fedalign.settings.validation import arguments, check_options, options_of
 
@@ -50,6 +51,8 @@ class Registry:
         Raises :class:`FedalignError`; ``where`` is the setting that its message names.
         """
         where = where or f"the {self.noun}"
+        if name == LIVE:
+            return Live
         if ":" not in name:
             if name not in self.entries:
                 raise FedalignError(f"{where} is {name!r}; {nearest(name, self.entries)}")
