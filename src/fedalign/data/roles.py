@@ -21,7 +21,7 @@ def priority_flags(priority: Sequence[bool] | Sequence[str] | str, names: Sequen
     fedalign.errors.FedalignError: priority names 'site-3', which is no client; did you mean 'site-2'?
     """
     wanted = [priority] if isinstance(priority, str) else list(priority)
-    if wanted and all(isinstance(one, str) for one in wanted):
+    if all(isinstance(one, str) for one in wanted):
         for name in map(str, wanted):
             if not any(_is_meant(name, client) for client in names):
                 raise FedalignError(f"priority names {name!r}, which is no client; {nearest(name, names)}")

@@ -50,6 +50,11 @@ def _positive(instance: Any, attribute: attrs.Attribute[float], value: float) ->
         raise FedalignError(f"{attribute.name} must be a positive number, or inf for no cap, not {value}")
 
 
+def _not_negative(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
+    if value < 0:
+        raise FedalignError(f"{attribute.name} must be at least 0, not {value}")
+
+
 def _names_a_folder(instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
     if not NAME.fullmatch(value):
         raise FedalignError(
@@ -85,6 +90,8 @@ class TopLevel:
     device: str = "auto"
     tf32: bool = False
     theory: bool = False
+    engine: Literal["batched", "reference"] = "batched"
+    chunk: int = attrs.field(default=0, validator=_not_negative)  # 0: chosen by the engine
 
 
 def shipped() -> dict[str, str]:

@@ -122,7 +122,10 @@ def prepare(
             simulation = RaySimulation(specs, experiment.model, loss=loss, device=device, tf32=tf32, workers=workers)
             chosen = simulation.device
         else:
-            simulation = Simulation(specs, experiment.model, loss=loss, device=str(chosen), tf32=tf32)
+            engine, chunk = experiment.settings["engine"], experiment.settings["chunk"] or None
+            simulation = Simulation(
+                specs, experiment.model, loss=loss, device=str(chosen), engine=engine, chunk=chunk, tf32=tf32
+            )
     return Prepared(experiment, folder, resume, runs, stores, points, chosen, simulation, live, notes)
 
 
@@ -155,6 +158,8 @@ def execute(prepared: Prepared) -> Outcome:
         "seconds": round(earlier + time.monotonic() - began, 3),
         "arms": summarise(histories, diverged, {arm for arm, _, spec in prepared.runs if isinstance(spec.rule, Alone)}),
     }
+    if (classes := prepared.runs[0][2].federation.pool.classes) is not None:
+        summary["classes"] = list(classes)
     if experiment.adversary is not None:
         summary["hostile"] = _hostile(experiment.adversary, prepared.runs)
     if experiment.settings["theory"]:

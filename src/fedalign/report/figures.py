@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 HOW_TO_TEST = (
     "There is no test data, so these are figures on held-out data, by which rules choose clients: they may be too "
-    "good. Add a test set with test_fraction = 0.2 in [data], a split column, or arrays x_test and y_test."
+    "good. To add a test set, set data.test_fraction = 0.2, or give test data of the clients."
 )
 
 

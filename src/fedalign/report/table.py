@@ -20,7 +20,7 @@ def headings(summary: dict[str, Any]) -> tuple[str, ...]:
     """Return the headings of the cells that :func:`rows` gives: a backdoor's success only where there is one."""
     found = HEADINGS
     if shown(summary).split == "heldout":
-        found = (HEADINGS[0], "held-out acc. %", "held-out loss", *HEADINGS[3:])
+        found = (HEADINGS[0], "held-out %", "held-out loss", *HEADINGS[3:])
     return (*found, SUCCESS) if _has_backdoor(summary) else found
 
 

@@ -23,9 +23,9 @@ _ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 def check_model(template: nn.Module, data: Data, federations: Sequence[Federation], loss: PerSampleLoss) -> bool:
     """Refuse a model, labels or a loss that don't fit each other; return whether accuracies can be computed."""
     _use_numbers(template, data)
-    _refuse_hidden_randomness(template, data)
     x, y = data.batch(_some_rows(data, 2))
     outputs = _outputs(template, x, data)
+    _refuse_hidden_randomness(template, data)
     accuracy = _check_targets(outputs, y, {id(f): f for f in federations}.values(), loss)
     try:
         with torch.no_grad():
