@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from fedalign.protocol.messages import (
@@ -34,6 +35,7 @@ from fedalign.protocol.messages import (
     Present,
     Reply,
     Request,
+    Resemble,
     RoundDone,
     Run,
     Snapshot,
@@ -54,8 +56,8 @@ class MadeUpClients:
 
     ``losses`` and ``trained`` hold each client's loss, the same for every model, and the model that it sends.
     ``cosines`` is for rules that need updates, ``outcomes`` for algorithms that compare two models sample by sample
-    (a client without an entry finds no difference). Clients in ``lost`` never answer; updates of those in
-    ``refused`` fail the server's checks.
+    (a client without an entry finds no difference), ``alike`` for those that compare two clients' updates. Clients in
+    ``lost`` never answer; updates of those in ``refused`` fail the server's checks.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class MadeUpClients:
         *,
         cosines: Mapping[int, float] | None = None,
         outcomes: Mapping[int, Outcomes] | None = None,
+        alike: Mapping[tuple[int, int], float] | None = None,
         lost: Collection[int] = (),
         refused: Mapping[int, str] | None = None,
         participation: Participation | None = None,
@@ -73,7 +76,7 @@ class MadeUpClients:
     ) -> None:
         self.roster = roster
         self._losses, self._trained, self._cosines = losses or {}, trained or {}, cosines or {}
-        self._outcomes = outcomes or {}
+        self._outcomes, self._alike = outcomes or {}, alike or {}
         self._lost, self._refused = lost, refused or {}
         self._participation, self._seed = participation or Full(), seed
         self.received: Model = None  #: the model of the last invitation
@@ -104,6 +107,10 @@ class MadeUpClients:
         """Compare a client's update with the priority clients' mean update."""
         return Similarity(self._cosines.get(client, 1.0), 1.0)
 
+    def resemblances(self, clients: Sequence[int]) -> dict[tuple[int, int], float]:
+        """Return the cosine of every two free clients' updates beyond the priority clients' mean update."""
+        return {pair: self._alike.get(pair, 0.2) for pair in combinations(clients, 2)}
+
     def refusals(self, clients: Collection[int]) -> dict[int, str]:
         """Return the clients whose updates fail the server's checks, with the reasons."""
         return {k: why for k, why in self._refused.items() if k in clients}
@@ -126,6 +133,8 @@ class MadeUpClients:
         if isinstance(request, Compare):
             refused = self.refusals(request.clients)
             return Compared({k: self.similarity(k) for k in request.clients if k not in refused}, refused)
+        if isinstance(request, Resemble):
+            return self.resemblances(sorted(request.mix.shares.keys() - set(request.mix.anchor)))
         if isinstance(request, Aggregate):
             return self._aggregate(request)
         if isinstance(request, TrainAlone):

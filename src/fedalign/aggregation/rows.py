@@ -36,6 +36,20 @@ def squared_distances(vectors: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def products_of(vectors: torch.Tensor) -> torch.Tensor:
+    """Return the inner products of rows with each other (clients × clients), in double precision.
+
+    >>> products_of(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
+    tensor([[25.,  8.],
+            [ 8.,  4.]], dtype=torch.float64)
+    """
+    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=vectors.device)
+    for columns in torch.split(vectors, _COLUMNS, dim=1):
+        exact = columns.double()
+        total += exact @ exact.T
+    return total
+
+
 def lengths_of(vectors: torch.Tensor) -> torch.Tensor:
     """Return the Euclidean length of every row, in double precision.
 

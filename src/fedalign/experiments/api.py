@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import tomli_w
 
+from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
 from fedalign.experiments import config
 from fedalign.experiments.experiment import Experiment as CheckedExperiment
@@ -50,6 +51,8 @@ class Experiment(CheckedExperiment):
         folder: str | Path | None = None,
         **settings: Any,
     ) -> None:
+        if isinstance(data, Federation) and not data.has_heldout:
+            settings.setdefault("match_on", "train")  # there is nothing else to match on
         home = Path(folder or ".").resolve()
         tables = Tables(home)
         given = {"name": name, "data": data, "model": model, "arms": arms, "local": local, **settings}

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedalign.aggregation.aggregator import Aggregation
 from fedalign.aggregation.buffer_checks import BufferReader
+from fedalign.aggregation.resemblance import resemblances
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
 from fedalign.flower.exchange import Exchange
@@ -35,6 +36,7 @@ from fedalign.protocol.messages import (
     Present,
     Refused,
     Reply,
+    Resemble,
     RoundDone,
     WhoIsThere,
 )
@@ -86,6 +88,7 @@ class GridDriver:
             Paired: self._measuring.compare,
             Invite: self._invite,
             Compare: self._compare,
+            Resemble: self._resemble,
             Aggregate: self._aggregate,
             RoundDone: lambda done: None,
         }
@@ -196,6 +199,10 @@ class GridDriver:
         return Compared(
             similarities_to(lambda k: (self._updates[k] - received)[:size], request.reference, request.clients)
         )
+
+    def _resemble(self, request: Resemble) -> dict[tuple[int, int], float]:
+        assert self._received is not None
+        return resemblances(request.mix, self._updates, self._received, self._layout.trainable_size)
 
     def _aggregate(self, request: Aggregate) -> Aggregated:
         assert self._received is not None

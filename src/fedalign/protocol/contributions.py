@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median, quantiles
@@ -66,7 +66,8 @@ def usual_limit(values: Mapping[int, float]) -> float:
 class Verification:
     """One round's means of verifying: the rule's bounds on free updates, and the evaluators to measure aggregates.
 
-    ``proposed`` is the inner rule's selection: nobody else may join, and its weights count.
+    ``proposed`` is the inner rule's selection: nobody else may join, and its weights count. ``probed`` are those that
+    this round measures: all of them, or as many as the rule says, by turns.
     """
 
     plan: Plan
@@ -75,6 +76,7 @@ class Verification:
     before: ServerModel
     evaluators: tuple[int, ...]
     proposed: Selection
+    probed: tuple[int, ...]
     step: Mapping[int, float]
 
     @classmethod
@@ -91,7 +93,18 @@ class Verification:
         longest = {k: rule.length * usual / offers[k].length for k in clients}
         step = {k: min(proposed.step.get(k, 1.0), longest[k]) for k in clients}
         reasons = {**proposed.reasons, **{k: _ZERO for k in proposed.clients if k not in clients}}
-        return cls(plan, rule, log, before, evaluators, replace(proposed, clients=clients, reasons=reasons), step)
+        proposed = replace(proposed, clients=clients, reasons=reasons)
+        return cls(plan, rule, log, before, evaluators, proposed, _turn(clients, rule.probes, log.round), step)
+
+    def without(self, clients: Collection[int], why: str) -> Verification:
+        """Return the verification without some clients, for a reason."""
+        left = {k: why for k in self.probed if k in clients}
+        proposed = replace(
+            self.proposed,
+            clients=tuple(k for k in self.proposed.clients if k not in left),
+            reasons={**self.proposed.reasons, **left},
+        )
+        return replace(self, proposed=proposed, probed=tuple(k for k in self.probed if k not in left))
 
     @cached_property
     def _capped(self) -> Roster:
@@ -138,13 +151,13 @@ class Verification:
         loss = weighted_mean(self.log.roster, option.measures)[0] if option.measures else math.inf
         return loss if math.isfinite(loss) else math.inf
 
-    def contributions(self, round: int) -> Generator[Request, Any, Contributions]:
+    def contributions(self) -> Generator[Request, Any, Contributions]:
         """Measure the priority clients' aggregate with and without each free client, and without each of their own.
 
-        All probed clients have the same weight, whatever sample counts they claim. If more than ``probes`` clients are
-        proposed, they take turns. If no evaluator answers, no contribution is known.
+        All probed clients have the same weight, whatever sample counts they claim. If no evaluator answers, no
+        contribution is known.
         """
-        probed = _turn(self.proposed.clients, self.rule.probes, round)
+        probed = self.probed
         if not probed:
             return Contributions({}, 0.0)
         trained = self.log.trained
@@ -187,13 +200,13 @@ def _smooth(before: float, now: float) -> float:
     return round((1 - _NEWEST) * before + _NEWEST * now, 12)
 
 
-def _turn(clients: Sequence[int], most: int, round: int) -> list[int]:
+def _turn(clients: Sequence[int], most: int, round: int) -> tuple[int, ...]:
     """Return the clients to measure in a round: all of them, or ``most``, so that all have their turn."""
     ordered = sorted(clients)  # a rule's order may follow what clients report
     if len(ordered) <= most:
-        return ordered
+        return tuple(ordered)
     start = round * most % len(ordered)
-    return sorted([*ordered, *ordered][start : start + most])
+    return tuple(sorted([*ordered, *ordered][start : start + most]))
 
 
 def _change(loss: float, alone: float) -> float:

@@ -153,6 +153,17 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class Resemble:
+    """Compare updates of the last :class:`Compare` with each other. The reply maps two clients to a cosine.
+
+    The updates are those of the mix's clients outside its anchor, bounded as in an aggregate, less the mean update of
+    the anchor. Pairs are ordered by the clients' numbers. A driver keeps the updates for an aggregate.
+    """
+
+    mix: Mix
+
+
+@dataclass(frozen=True)
 class Aggregate:
     """Aggregate updates of the last :class:`Invite`, once for each mix. The reply is :class:`Aggregated`.
 
@@ -234,7 +245,7 @@ class Lost:
 
 
 Reply = Offered | Declined | Refused | Lost
-Request = WhoIsThere | Evaluate | Paired | Invite | Compare | Aggregate | TrainAlone | RoundDone
+Request = WhoIsThere | Evaluate | Paired | Invite | Compare | Resemble | Aggregate | TrainAlone | RoundDone
 Run = Generator[Request, Any, "Result"]
 
 

@@ -25,7 +25,7 @@ class RoundLog:
     present: Present  #: set when the clients that can be reached are known
 
     def __init__(self, plan: Plan, round: int) -> None:
-        self._plan, self._round = plan, round
+        self._plan, self.round = plan, round
         self.measures: dict[int, Measure] = {}
         self.replies: dict[int, Reply] = {}
         self.broadcast: Broadcast | None = None
@@ -93,7 +93,7 @@ class RoundLog:
         """Note updates that failed the server's checks. If a priority client's did, training has diverged."""
         diverged = [self.roster.names[k] for k in sorted(refused) if self.roster.priority[k]]
         if diverged:
-            raise DivergedError.at(self._round, diverged, "the trained weights are not finite")
+            raise DivergedError.at(self.round, diverged, "the trained weights are not finite")
         self._refused |= refused
 
     def admitted(
@@ -117,12 +117,12 @@ class RoundLog:
     ) -> RoundRecord:
         """Make the round's record."""
         return RoundRecord(
-            self._round,
+            self.round,
             self.epsilon,
             self._global()[0],
             self._global()[1],
             *scores[:3],
-            self._round < self._plan.warmup,
+            self.round < self._plan.warmup,
             self.skipped,
             models_down=self._down,
             models_up=self._up,
@@ -184,7 +184,7 @@ class RoundLog:
     def _not_invited(self, k: int) -> tuple[Decision, str]:
         if self.roster.priority[k]:
             return "lost", "did not answer the evaluation"
-        if self._round < self._plan.warmup:
+        if self.round < self._plan.warmup:
             return "absent", "warm-up: priority clients only"
         if not self._plan.rule.invites_free:
             return "absent", "not invited by the rule"

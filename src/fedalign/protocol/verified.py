@@ -2,7 +2,8 @@
 
 A round begins as FedALIGN's does. The rule proposes free clients, whose updates the server bounds (length, every
 coordinate, statistics of BatchNorm, total weight). The priority clients measure what each of them contributes
-(``contributions.py``), then the aggregates of the best ones. The best aggregate is the **served model**, the largest
+(``contributions.py``), then the aggregates of the best ones. Clients whose updates are too much alike take no part
+(``resemblance.py``). The best aggregate is the **served model**, the largest
 harmless one the **training model** of the next round. FedAvg on the priority clients is trained beside it and is served
 whenever the choice is not better (``fallback.py``). So a free client can help, and cannot harm beyond the noise of the
 held-out data, whatever it sends and reports.
@@ -25,6 +26,7 @@ from fedalign.protocol.messages import Request, Result, RoundDone, Run, Snapshot
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.promise import compare_served
 from fedalign.protocol.records import Fallback, History, Promise, Tried
+from fedalign.protocol.resemblance import ALIKE, measure_resemblance, too_much_alike
 from fedalign.protocol.round_log import RoundLog
 from fedalign.protocol.scores import scores
 from fedalign.rules.auto import sizes
@@ -38,14 +40,17 @@ _GROWTH = 1.05  # of the breadth, in every round that is not behind
 
 @dataclass(frozen=True)
 class VerifiedState:
-    """What a round passes to the next: the models, the clients' reputations, and the breadth of the training set.
+    """What a round passes to the next: the models, what is known of the clients, and the breadth of the training set.
 
+    ``reputation`` holds clients' contributions, ``resemblance`` how much their updates are like those of other free
+    clients, both averaged over the rounds.
     ``breadth`` is the part of the measured clients, best first, that may be trained on. It is halved whenever the
     choice falls behind the priority-only model.
     """
 
     models: AutoState
     reputation: Mapping[int, float] = field(default_factory=dict)
+    resemblance: Mapping[int, float] = field(default_factory=dict)
     breadth: float = 1.0
     promise: Promise = field(default_factory=Promise)
 
@@ -54,6 +59,7 @@ class VerifiedState:
         saved = self.models.snapshot(round, theta)
         own = {
             "reputation": {str(k): value for k, value in self.reputation.items()},
+            "resemblance": {str(k): value for k, value in self.resemblance.items()},
             "breadth": self.breadth,
             "promise": asdict(self.promise),
         }
@@ -63,9 +69,11 @@ class VerifiedState:
     def restore(cls, snapshot: Snapshot) -> VerifiedState:
         """Read a snapshot; that of a new run holds the initial ``model`` alone."""
         values = snapshot.values
-        reputation = {int(k): value for k, value in values.get("reputation", {}).items()}
+        reputation, resemblance = (
+            {int(k): value for k, value in values.get(name, {}).items()} for name in ("reputation", "resemblance")
+        )
         promise = Promise(**values.get("promise", {}))
-        return cls(AutoState.restore(snapshot), reputation, values.get("breadth", 1.0), promise)
+        return cls(AutoState.restore(snapshot), reputation, resemblance, values.get("breadth", 1.0), promise)
 
 
 def verified(plan: Plan, snapshot: Snapshot) -> Run:
@@ -110,10 +118,17 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
     evaluators = (drawn.priority if drawn is not None else ()) or answered
     proposed = check_selection(plan.rule, plan.rule.select(offers, sent), offers)
     verification = Verification.of_round(plan, log, models.training, evaluators, proposed, offers)
-    found = yield from verification.contributions(t)
+    alike = yield from measure_resemblance(verification)
+    verification = verification.without(too_much_alike(alike, state.resemblance, verification.rule.alike), ALIKE)
+    found = yield from verification.contributions()
     now, reputation = found.changes, reputations(state.reputation, found.changes)
     choice = yield from _choose(verification, found, reputation, state.breadth, offers, sent)
-    new = VerifiedState(_models(models, choice), reputation, state.breadth, state.promise)
+    new = replace(
+        state,
+        models=_models(models, choice),
+        reputation=reputation,
+        resemblance=reputations(state.resemblance, alike),
+    )
     served = own = choice.options[choice.served]
     training = choice.options[choice.training]
     if models.priority_only is not None or choice.served or choice.training:

@@ -27,7 +27,9 @@ class Verified(Rule):
     median length of the priority clients' updates, and every coordinate is kept ``within`` so many standard deviations
     of the priority clients' mean update. A free client weighs at most ``each`` times as much as the average priority
     client, whatever sample count it claims, and all of them together at most ``total`` times as much as the priority
-    clients. These then measure, on held-out data, their own aggregate with each free client (``probes`` clients a
+    clients. Clients whose updates are too much alike take no part: less the priority clients' mean update, theirs
+    resemble each other far more than other clients' do, and ``alike`` times as much as the median client's. The
+    priority clients then measure, on held-out data, their own aggregate with each free client (``probes`` clients a
     round, by turns) and without each of their own, and the aggregates of the best 1, 2, 3, 4, 6, 8, … free clients.
     A client is as good as this round's change of the loss, or its average over the rounds, whichever is worse. The
     best aggregate is served.
@@ -64,6 +66,7 @@ class Verified(Rule):
     total: float = 10.0
     tolerance: float = 1.0
     cosine: float = -0.1
+    alike: float = 1.3
     probes: int = 64
     promise: bool = True
     match_on: MatchOn | None = None
@@ -74,7 +77,7 @@ class Verified(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Rule) or isinstance(self.rule, Verified):
             raise FedalignError(f"Verified verifies another rule, not {self.rule!r}")
-        for name in ("length", "within", "each", "total"):
+        for name in ("length", "within", "each", "total", "alike"):
             if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
                 raise FedalignError(f"Verified's {name} must be a number above 0, not {getattr(self, name)!r}")
         if not _is_number(self.tolerance) or not 0 <= self.tolerance < math.inf:

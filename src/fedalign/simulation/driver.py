@@ -11,6 +11,7 @@ import torch
 
 from fedalign.aggregation.aggregator import Aggregation, clients_of
 from fedalign.aggregation.buffer_checks import BufferReader
+from fedalign.aggregation.resemblance import resemblances
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import (
     Aggregate,
@@ -20,6 +21,7 @@ from fedalign.protocol.messages import (
     Evaluate,
     Invite,
     Paired,
+    Resemble,
     RoundDone,
     TrainAlone,
     WhoIsThere,
@@ -60,6 +62,7 @@ class Driver:
             Invite: self._invite,
             TrainAlone: self._train_alone,
             Compare: self._compare,
+            Resemble: self._resemble,
             Aggregate: self._aggregate,
         }
         while waiting := [run for run in self.runs if run.request is not None]:
@@ -173,6 +176,15 @@ class Driver:
             trusted = request.reference.keys() <= run.kept.keys()  # else the run has diverged
             similarities = similarities_to(run.update, request.reference, kept) if trusted else {}
             run.advance(Compared(similarities, refused))
+
+    def _resemble(self, runs: Sequence[LiveRun]) -> None:
+        """Compare updates that were kept with each other."""
+        size = self.engine.layout.trainable_size
+        for run in runs:
+            assert isinstance(run.request, Resemble)
+            assert run.received is not None
+            models = {k: trained.model for k, trained in run.kept.items()}
+            run.advance(resemblances(run.request.mix, models, run.received, size))
 
     def _aggregate(self, runs: Sequence[LiveRun]) -> None:
         """Train every client that is in some mix, and add its model up as soon as it is there.

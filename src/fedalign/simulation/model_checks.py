@@ -89,6 +89,8 @@ def _check_targets(
             _check_binary(federation)
         return has_logits(outputs, y)
     scores = classes and outputs.dim() > 1 and outputs.shape[1] > 1
+    if scores and y.dim() == 2 and y.shape[1] == 1 and outputs.dim() == 2:
+        raise FedalignError("the labels have the shape (n, 1), as one label of several; give class numbers as (n,)")
     if scores or (classes and loss is cross_entropy):
         found = classes_first(outputs, y)
         _warn_of_two_readings(outputs, y)
@@ -146,9 +148,10 @@ def _check_labels(federation: Federation, classes: int) -> None:
         for split in ("train", "heldout", "test"):
             rows = client.rows(split)
             if len(rows) and int(labels[rows].max()) >= classes:
+                hint = "; one logit for two classes needs the loss binary-cross-entropy" if classes == 1 else ""
                 raise FedalignError(
                     f"client {client.name!r} has label {int(labels[rows].max())} in its {split} data, "
-                    f"but the model has {classes} outputs (labels 0 to {classes - 1})"
+                    f"but the model has {classes} outputs (labels 0 to {classes - 1}){hint}"
                 )
 
 
