@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
+from rich.console import Console
 
+from fedalign.cli.progress import ExperimentProgress
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
 from fedalign.experiments import config
 from fedalign.experiments.experiment import Experiment as CheckedExperiment
 from fedalign.experiments.from_python import Tables
 from fedalign.experiments.result import ExperimentResult
-from fedalign.experiments.runner import CallbackFactory, Prepared, execute, free_folder, latest_folder, prepare
+from fedalign.experiments.runner import CallbackFactory, execute, free_folder, latest_folder, prepare
 from fedalign.settings.live_objects import live_sections
 
 
@@ -127,7 +129,7 @@ def run(
     workers: int | None = None,
     callbacks: Sequence[CallbackFactory] = (),
     report: bool = True,
-    around: Callable[[Prepared], AbstractContextManager[object]] | None = None,
+    progress: bool | None = None,
     **overrides: Any,
 ) -> ExperimentResult:
     """Run an experiment into a folder, as ``fedalign run`` does, and return its results.
@@ -135,8 +137,8 @@ def run(
     ``experiment`` is an :class:`Experiment`, or a name or a file, with ``overrides`` as keywords. ``out`` is
     ``runs/NAME`` unless given, or ``runs/NAME-2`` and so on. ``resume=True`` continues the run in the folder; with
     ``"auto"`` one that is not there is begun. ``callbacks`` are functions of an arm and a seed, each of which makes a
-    :class:`Callback` for that run. ``report=False`` leaves the page and its pictures out. ``around`` is a context in
-    which the rounds happen, made from what is about to run; the command line shows its progress so.
+    :class:`Callback` for that run. ``report=False`` leaves the page and its pictures out. ``progress`` shows a bar
+    and the figures of every arm; it is on in a terminal.
 
     >>> import tempfile
     >>> result = run("synth-low", tempfile.mkdtemp(), rounds=2, seeds=1, arms=["priority", "fedalign"], report=False)
@@ -150,6 +152,9 @@ def run(
     folder = Path(out) if out is not None else (latest_folder if resume else free_folder)(experiment.name)
     if resume == "auto":
         resume = (folder / "config.toml").is_file()
+    bar = None
+    if sys.stdout.isatty() if progress is None else progress:
+        bar = ExperimentProgress(Console(), experiment.arms, experiment.rounds)
     prepared = prepare(
         experiment,
         folder,
@@ -157,9 +162,11 @@ def run(
         device=experiment.device if device is None else device,
         on=on,
         workers=workers,
-        callbacks=callbacks,
+        callbacks=callbacks if bar is None else [*callbacks, bar.callback],
     )
-    with contextlib.nullcontext() if around is None else around(prepared):
+    if bar is not None:
+        bar.start_at(prepared.start)
+    with bar or contextlib.nullcontext():
         outcome = execute(prepared)
     result = ExperimentResult(folder, outcome.summary, outcome.histories, outcome.diverged, experiment, prepared.notes)
     if report:

@@ -106,11 +106,11 @@ class ExperimentResult:
         return ArmRun(arm, seed, self.histories[arm][seed], failed, home, self.experiment)
 
     def table(self) -> str:
-        """Return the table of all arms as text, as the command line shows it."""
-        from fedalign.report.table import terminal_table
+        """Return the table of all arms as text, and what else the command line shows below it."""
+        from fedalign.report.terminal import tables
 
         text = io.StringIO()
-        Console(file=text, width=100).print(terminal_table(self.summary))
+        Console(file=text, width=100).print(*tables(self.summary), sep="\n")
         return text.getvalue()
 
     def __str__(self) -> str:

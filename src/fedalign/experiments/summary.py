@@ -30,6 +30,7 @@ def summarise(
             "test_loss": _over_seeds(runs, alive, "test_loss"),
             "heldout_accuracy": _over_seeds(runs, alive, "heldout_accuracy"),
             "heldout_loss": _over_seeds(runs, alive, "heldout_loss"),
+            "train_loss": _over_seeds(runs, alive, "train_loss"),
             "admitted_mean": mean_or_none(float(r.admitted) for h in alive.values() for r in h.rounds),
             "models_up": mean_or_none(float(sum(r.models_up for r in h.rounds)) for h in alive.values()),
             "models_down": mean_or_none(float(sum(r.models_down for r in h.rounds)) for h in alive.values()),

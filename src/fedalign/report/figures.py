@@ -1,21 +1,26 @@
-"""Which figures a run's tables and plots show: on test data or, where there is none, on held-out data."""
+"""Which figures a run's tables and plots show: on test data or, where there is none, on held-out or training data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-HOW_TO_TEST = (
-    "There is no test data, so these are figures on held-out data, by which rules choose clients: they may be too "
-    "good. To add a test set, set data.test_fraction = 0.2, or give test data of the clients."
-)
+_HOW_TO_TEST = "To add a test set, set data.test_fraction = 0.2, or give test data of the clients."
+_ADVICE = {
+    "test": None,
+    "heldout": "There is no test data, so these are figures on held-out data, by which rules choose clients: they may "
+    f"be too good. {_HOW_TO_TEST}",
+    "train": "There is neither test data nor held-out data, so these are losses on training data, which say little. "
+    f"{_HOW_TO_TEST}",
+}
+_WORDS = {"test": "test", "heldout": "held-out", "train": "training"}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The data that figures are measured on: ``test`` or ``heldout``, and what to call it."""
+    """The data that figures are measured on, and what to call it; on training data there are losses alone."""
 
-    split: Literal["test", "heldout"]
+    split: Literal["test", "heldout", "train"]
 
     @property
     def accuracy(self) -> str:
@@ -30,12 +35,12 @@ class Shown:
     @property
     def words(self) -> str:
         """The data in words, to be followed by "accuracy", "loss" or "data"."""
-        return "test" if self.split == "test" else "held-out"
+        return _WORDS[self.split]
 
     @property
     def advice(self) -> str | None:
         """What to say about figures that are not from test data; None if they are."""
-        return None if self.split == "test" else HOW_TO_TEST
+        return _ADVICE[self.split]
 
 
 def shown(summary: dict[str, Any]) -> Shown:
@@ -45,7 +50,12 @@ def shown(summary: dict[str, Any]) -> Shown:
     >>> shown({"arms": {"priority": arm}}).words
     'held-out'
     """
-    arms = summary["arms"].values()
-    tested = any(figures["test_loss"]["mean"] is not None for figures in arms)
-    held = any(figures.get("heldout_loss", {}).get("mean") is not None for figures in arms)
-    return Shown("heldout" if held and not tested else "test")
+
+    def has(key: str) -> bool:
+        return any(figures.get(key, {}).get("mean") is not None for figures in summary["arms"].values())
+
+    if has("test_loss"):
+        return Shown("test")
+    if has("heldout_loss"):
+        return Shown("heldout")
+    return Shown("train" if has("train_loss") else "test")

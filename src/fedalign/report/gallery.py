@@ -46,7 +46,7 @@ def _rounds(run: RunFolder) -> Iterator[Picture]:
         yield Picture(
             "accuracy", title, round_plots.curves(accuracies, keys.accuracy, title, label, warmup, percent=True)
         )
-    elif held := _with_values(run, keys.loss):  # a regression
+    elif keys.split != "train" and (held := _with_values(run, keys.loss)):  # a regression
         title = f"{run.name}: {keys.words} loss of the priority clients"
         figure = round_plots.curves(held, keys.loss, title, f"{keys.words} loss", warmup)
         yield Picture(f"{keys.split}-loss", title, figure)
@@ -104,7 +104,7 @@ def _with_values(run: RunFolder, name: str) -> round_plots.Arms:
     return {
         arm: runs
         for arm, runs in run.histories.items()
-        if any(getattr(r, name) is not None for h in runs.values() for r in h.rounds)
+        if any(getattr(r, name, None) is not None for h in runs.values() for r in h.rounds)
     }
 
 

@@ -19,14 +19,17 @@ INCENTIVE_NOTE = "Accuracy of free clients on their own test data after the last
 def headings(summary: dict[str, Any]) -> tuple[str, ...]:
     """Return the headings of the cells that :func:`rows` gives: a backdoor's success only where there is one."""
     found = HEADINGS
-    if shown(summary).split == "heldout":
-        found = (HEADINGS[0], "held-out %", "held-out loss", *HEADINGS[3:])
+    if (keys := shown(summary)).split != "test":
+        found = (HEADINGS[0], f"{keys.words} %", f"{keys.words} loss", *HEADINGS[3:])
     return (*found, SUCCESS) if _has_backdoor(summary) else found
 
 
 def note(summary: dict[str, Any]) -> str:
-    """Return what to read below the table: what is bold and, without test data, how to add some."""
-    advice = shown(summary).advice
+    """Return what to read below the table: what is bold and, without test data, how to add some.
+
+    Experiments on the theory have no test data on purpose.
+    """
+    advice = None if "theory" in summary else shown(summary).advice
     return f"{NOTE} {advice}" if advice else NOTE
 
 
@@ -43,7 +46,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [
         (
             arm,
-            _spread(figures[keys.accuracy], 100, 1),
+            _spread(figures.get(keys.accuracy, nothing), 100, 1),
             _spread(figures[keys.loss], 1, 3),
             _number(figures["admitted_mean"], 1),
             _number(figures["models_up"], 0),
@@ -101,7 +104,8 @@ def _has_backdoor(summary: dict[str, Any]) -> bool:
 
 def _best(arms: dict[str, Any], keys: Shown) -> str | None:
     arms = {arm: figures for arm, figures in arms.items() if not figures["alone"]}
-    by_accuracy = {a: f[keys.accuracy]["mean"] for a, f in arms.items() if f[keys.accuracy]["mean"] is not None}
+    accuracies = {arm: f.get(keys.accuracy, {}).get("mean") for arm, f in arms.items()}
+    by_accuracy = {arm: accuracy for arm, accuracy in accuracies.items() if accuracy is not None}
     if by_accuracy:
         return max(by_accuracy, key=lambda arm: by_accuracy[arm])
     by_loss = {a: f[keys.loss]["mean"] for a, f in arms.items() if f[keys.loss]["mean"] is not None}
