@@ -261,3 +261,16 @@ def test_every_built_in_rule_is_described(name):
 def test_what_cannot_be_described():
     assert describe(MODELS, lambda: linear()) is None
     assert describe(RULES, mine(1)) is None
+
+
+def test_runs_start_from_the_weights_of_a_file():
+    first = fa.run(fa.Experiment(federation(), linear, ["priority"], rounds=2, seeds=1), "first", report=False)
+    file = str(first["priority", 0].folder / "model.safetensors")
+    settings = {"rounds": 1, "seeds": 2, "warmup": 0, "start": file}
+    later = fa.run(fa.Experiment(federation(), linear, ["priority"], **settings), "later", report=False)
+    began = [later["priority", seed].history[0].global_loss for seed in (0, 1)]
+    assert began[0] == began[1] < first["priority", 0].history[0].global_loss
+    with pytest.raises(fa.FedalignError, match="do not fit the model"):
+        fa.run(fa.Experiment(federation(), "mlp(hidden=[5])", ["priority"], **settings), "other", report=False)
+    with pytest.raises(fa.FedalignError, match="no such file"):
+        fa.Experiment(federation(), linear, start="none")

@@ -91,6 +91,7 @@ class TopLevel:
     tf32: bool = False
     theory: bool = False
     engine: Literal["batched", "reference"] = "batched"
+    start: str = ""  # a model.safetensors file whose weights all runs start from
     chunk: int = attrs.field(default=0, validator=_not_negative)  # 0: chosen by the engine
 
 

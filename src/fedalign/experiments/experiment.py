@@ -16,6 +16,7 @@ from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
 from fedalign.experiments.arms import make_rule
 from fedalign.experiments.federations import federation_of
+from fedalign.experiments.start import read_weights, with_weights
 from fedalign.registry import (
     AGGREGATORS,
     CALLBACKS,
@@ -59,6 +60,7 @@ class Experiment:
         self._data = DATA.make(settings["data"], folder)
         # Found once, so that it travels to Ray's workers, which may not have the user's file.
         self._make_model = MODELS.find(settings["model"]["kind"], folder)
+        self._start = read_weights(settings["start"]) if settings["start"] else None
         self.participation: Participation = PARTICIPATION.make(settings["participation"], folder)
         self._server = SERVER_OPTIMIZERS.make(settings["server"], folder)
         loss = settings["loss"]
@@ -96,7 +98,7 @@ class Experiment:
     def model(self) -> nn.Module:
         """Make the experiment's model, initialised by torch's random numbers."""
         model: nn.Module = MODELS.build(self._make_model, self.settings["model"])
-        return model
+        return with_weights(model, self._start) if self._start is not None else model
 
     def federation(self, seed: int) -> Federation:
         """Make a seed's federation."""
