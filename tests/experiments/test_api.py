@@ -36,6 +36,15 @@ MODULE = """
         def select(self, offers, broadcast):
             return fa.Selection(tuple(offers)[: round(self.share * len(offers))])
 
+    def falling(t, start=0.5):
+        return start / (t + 1)
+
+    class Saw(fa.Schedule):
+        def __init__(self, high: float) -> None:
+            self.high = high
+        def at(self, t, total):
+            return self.high * (t % 2)
+
     def loss(outputs, targets):
         return 2 * fa.cross_entropy(outputs, targets)
 
@@ -274,3 +283,36 @@ def test_runs_start_from_the_weights_of_a_file():
         fa.run(fa.Experiment(federation(), "mlp(hidden=[5])", ["priority"], **settings), "other", report=False)
     with pytest.raises(fa.FedalignError, match="no such file"):
         fa.Experiment(federation(), linear, start="none")
+
+
+def test_schedules_of_the_users_own(own):
+    Path("e.toml").write_text(
+        """
+        rounds = 3
+        seeds = 1
+        arms = ["fedalign", "saw"]
+        epsilon = { schedule = "own_module:falling", start = 3.0 }
+        [arm.saw]
+        rule = "fedalign"
+        epsilon = { schedule = "own_module:Saw", high = 2.0 }
+        [data]
+        kind = "own_module:data"
+        [model]
+        kind = "logistic"
+        [local]
+        lr = { schedule = "own_module:falling" }
+        epochs = 1
+        """
+    )
+    result = fa.run("e.toml", "out", report=False)
+    assert [r.epsilon for r in result["fedalign", 0].history.rounds] == [3.0, 1.5, 1.0]
+    assert [r.epsilon for r in result["saw", 0].history.rounds] == [0.0, 2.0, 0.0]
+    arms = {"fedalign": fa.Align(epsilon=own.falling)}
+    experiment = fa.Experiment(own.data, "logistic", arms, local=fa.LocalSGD(own.falling, epochs=1), rounds=3)
+    assert fa.Experiment.from_toml(experiment.to_toml("f.toml")) == experiment
+    for text, message in (
+        ("falls", "has no 'falls'; did you mean 'falling'"),
+        ("loss", "cannot be computed in round 0"),
+    ):
+        with pytest.raises(fa.FedalignError, match=message):
+            fa.experiment("e.toml", {"epsilon": {"schedule": f"own_module:{text}"}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from fedalign.registry import (
 )
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
-from fedalign.settings.description import as_setting, describe, is_setting
+from fedalign.settings.description import as_setting, describe, function_as_schedule, is_setting
 from fedalign.settings.live_objects import LIVE, Held
 from fedalign.settings.lookup import Registry
 
@@ -90,6 +91,8 @@ class Tables:
         if key in ("arms", "metrics"):
             return value
         plain = value if isinstance(value, Mapping) else as_setting(value)
+        if key == "epsilon" and inspect.isroutine(value):
+            plain = function_as_schedule(value)
         if not is_setting(plain):
             hint = "; give it to a rule, as in arms={'mine': fa.Align(epsilon=…)}" if key == "epsilon" else ""
             raise FedalignError(f"{key} cannot be {value!r}{hint}")

@@ -14,6 +14,7 @@ from fedalign.errors import FedalignError
 from fedalign.settings import user_modules
 from fedalign.settings.fingerprint import fingerprint
 from fedalign.settings.lookup import Registry
+from fedalign.settings.typed_values import parts
 from fedalign.settings.validation import options_of
 from fedalign.training.schedules import BY_NAME, FromCallable, Schedule
 
@@ -57,7 +58,8 @@ def options_from(given: Any) -> dict[str, Any] | None:
             return None
         if name == "**" or (value is None and option.default is None):
             continue
-        plain = as_setting(value)
+        is_schedule = inspect.isroutine(value) and Schedule in parts(option.annotation)
+        plain = function_as_schedule(value) if is_schedule else as_setting(value)
         if plain is _NOTHING:
             return None
         found[name] = plain
@@ -83,6 +85,14 @@ def as_setting(value: Any) -> Any:
     if isinstance(value, Schedule):
         return _schedule(value)
     return _NOTHING
+
+
+def function_as_schedule(function: Any) -> Any:
+    """Return the table of a function of the round that others can import; see :func:`as_setting`."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in (None, "__main__") or not name.isidentifier():
+        return _NOTHING
+    return {"schedule": f"{module}:{name}"}
 
 
 def is_setting(value: Any) -> bool:
