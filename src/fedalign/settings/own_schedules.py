@@ -1,4 +1,4 @@
-"""Schedules of the user's own, ``{schedule = "module:Name"}``: functions of the round, or subclasses of ``Schedule``."""
+"""Schedules of the user's own, ``{schedule = "module:Name"}``: functions of the round, subclasses of ``Schedule``."""
 
 from __future__ import annotations
 
