@@ -115,6 +115,9 @@ def test_hugging_face_and_flower_partitions():
     fed = fa.Federation.from_clients(halves, target="label", priority=["a"])
     assert fed.pool.x.tolist() == [[k, k + 1] for k in range(20)]
     assert fed.pool.classes == ("neg", "pos")
+    both = datasets.DatasetDict(train=halves["a"], validation=tokens.select([1, 2]), test=halves["b"])
+    split = fa.Federation.from_clients({"a": both, "b": both}, target="label", priority=["a"])
+    assert [(len(c.train), len(c.heldout), len(c.test)) for c in split.clients] == [(10, 2, 10)] * 2
     table = datasets.Dataset.from_pandas(frame(0, 30))
     partitioner.dataset = table
     divided = fa.Federation.from_clients(partitioner, target="label", priority=["0"])
@@ -188,6 +191,8 @@ def test_classes_are_those_of_all_clients():
         (lambda: fa.Federation.from_clients(FRAMES["s0"], target="label", priority=["s0"]), "needs client="),
         (lambda: fa.Federation.from_clients(Images(0), priority=[True]), "clients must be a mapping"),
         (lambda: fa.Federation.from_clients({"a": 5}, priority=["a"]), "int is no form of data"),
+        (lambda: fa.Federation.from_clients({"a": {"tset": (x, y)}}, priority=["a"]), "there is a split 'tset'"),
+        (lambda: fa.Federation.from_clients({"a": {"test": (x, y)}}, priority=["a"]), "no training samples"),
         (lambda: fa.Federation.from_clients({"a": "a.txt"}, priority=["a"]), "not a .csv or .parquet file"),
         (lambda: fa.Federation.from_clients({"a": "none.csv"}, target="y", priority=["a"]), "cannot read none.csv"),
         (lambda: fa.Federation.from_arrays([(x, y), (x, ["a"] * 20)], priority=[1, 0]), "some clients are texts"),
@@ -200,3 +205,28 @@ def test_bad_data_is_refused_in_one_sentence(make, message):
         make()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_arrays_in_files_and_further_samples():
+    for folder in ("d", "d/test"):
+        Path(folder).mkdir()
+    for name, priority in (("a", True), ("b", False)):
+        np.savez(f"d/{name}.npz", x=x[::-1], y=np.array(["no", "yes", "may"])[y], priority=priority)
+        np.savez(f"d/test/{name}.npz", x=x[:4], y=np.array(["no", "yes", "may"])[y[:4]])
+    fed = fa.Federation.from_folder("d")
+    assert fed.pool.classes == ("may", "no", "yes")
+    assert fed.roster.priority == (True, False)
+    assert [len(client.test) for client in fed.clients] == [4, 4]
+    np.savez("d/test/c.npz", x=x, y=y)
+    with pytest.raises(fa.FedalignError, match="belongs to no client"):
+        fa.Federation.from_folder("d")
+
+
+def test_several_targets_make_a_multi_label_task():
+    table = frame().assign(first=1, second=0)
+    fed = fa.Federation.from_clients(
+        {"a": table, "b": table}, target=["first", "second"], features=["a", "b"], priority=["a"], test_fraction=0.2
+    )
+    assert fed.pool.y[0].tolist() == [1, 0]
+    result = fa.simulate(fed, lambda: torch.nn.Linear(2, 2), rounds=5, loss="binary-cross-entropy")
+    assert result.history[-1].test_accuracy == 1

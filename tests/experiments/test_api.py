@@ -2,10 +2,13 @@
 
 import functools
 import json
+import os
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import blobs, federation, flat, interrupted_before, linear
@@ -252,6 +255,9 @@ def test_fingerprints_tell_objects_apart():
     assert fingerprint(mine(1)) != fingerprint(mine(2))
     assert fingerprint(federation()) == fingerprint(federation())
     assert fingerprint(federation()) != fingerprint(federation(sizes=(40, 25, 60, 33, 19)))
+    half, texts = torch.ones(3, dtype=torch.bfloat16), ["a", "b"]
+    assert fingerprint(half) == fingerprint(half.clone()) != fingerprint(2 * half)
+    assert fingerprint(np.array(texts, object)) == fingerprint(np.array(["a", "b"], object))
     torch.manual_seed(0)
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     assert fingerprint(one) != fingerprint(other)
@@ -316,3 +322,27 @@ def test_schedules_of_the_users_own(own):
     ):
         with pytest.raises(fa.FedalignError, match=message):
             fa.experiment("e.toml", {"epsilon": {"schedule": f"own_module:{text}"}})
+
+
+@pytest.mark.slow
+def test_fingerprints_are_the_same_in_another_process():
+    script = """
+import numpy as np, torch, fedalign as fa
+from fedalign.settings.fingerprint import fingerprint
+N = 3
+class Net(torch.nn.Module):
+    names = {"a", "b", "c", "d"}
+    def forward(self, x):
+        return {1, 2, 3} if x in ("u", "v") else N
+x = np.arange(12.0).reshape(6, 2)
+fed = fa.Federation.from_arrays([(x, np.arange(6) % 2)] * 2, priority=[True, False])
+print(fingerprint(fed), fingerprint(lambda: Net()), fingerprint(Net()), fingerprint({"k": frozenset("xyz")}))
+"""
+    Path("script.py").write_text(script)
+    found = {
+        subprocess.run(
+            [sys.executable, "script.py"], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1

@@ -15,6 +15,7 @@ from fedalign.errors import FedalignError
 
 Pair = tuple[Any, Any]
 _SPLITS = ("train", "heldout", "test")
+_OTHER_NAMES = {"validation": "heldout"}  # as Hugging Face's data sets have it
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ def read_clients(
     named = by_name(clients, client)
     for name, given in named.items():
         what = f"client {name!r}"
-        parts.classes = parts.classes or datasets.class_names(given, reading.target)
         for split, part in _splits(given, reading.split, what).items():
+            parts.classes = parts.classes or datasets.class_names(part, reading.target)
             reading, samples = reading.read(part, what)
             getattr(parts, split)[name] = samples
     for split, more in (("heldout", heldout), ("test", test)):
@@ -155,7 +156,9 @@ def by_name(clients: Any, client: str | None = None, like: Sequence[str] | None 
 
 
 def _splits(given: Any, column: str | None, what: str) -> dict[str, Any]:
-    """Divide a client's table by a column that says train, heldout or test."""
+    """Divide a client's data: a mapping of splits, or a table by a column that says train, heldout or test."""
+    if isinstance(given, Mapping):
+        return _checked_splits({_OTHER_NAMES.get(str(key), str(key)): part for key, part in given.items()}, what)
     if column is None:
         return {"train": given}
     if isinstance(given, str | Path):
@@ -164,11 +167,15 @@ def _splits(given: Any, column: str | None, what: str) -> dict[str, Any]:
         raise FedalignError(f"{what}: split={column!r} names a column, so the data must be a table")
     Columns([str(name) for name in given.columns], what).check(column)
     found = {str(value): part.drop(columns=column) for value, part in given.groupby(column, sort=True)}
-    for value in found:
-        if value not in _SPLITS:
-            raise FedalignError(f"{what}: column {column!r} holds {value!r}; it may be {', '.join(_SPLITS)}")
+    return _checked_splits(found, f"{what}, column {column!r}")
+
+
+def _checked_splits(found: dict[str, Any], what: str) -> dict[str, Any]:
+    for split in found:
+        if split not in _SPLITS:
+            raise FedalignError(f"{what}: there is a split {split!r}; known: {', '.join(_SPLITS)}")
     if "train" not in found:
-        raise FedalignError(f"{what}: column {column!r} says 'train' in no row")
+        raise FedalignError(f"{what}: there are no training samples; name the split 'train'")
     return found
 
 

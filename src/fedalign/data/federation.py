@@ -200,7 +200,8 @@ class Federation:
 
         ``clients`` maps names to data: ``(x, y)``, pandas frames, ``.csv`` or ``.parquet`` files,
         ``torch.utils.data.Dataset`` or Hugging Face ``datasets.Dataset`` objects; or it is a partitioner or a
-        ``FederatedDataset`` of ``flwr_datasets``; or one table, in which the column ``client`` tells clients apart.
+        ``FederatedDataset`` of ``flwr_datasets``; or one table, in which the column ``client`` tells clients apart. A
+        client's data may also be a mapping with ``train``, ``heldout`` (or ``validation``) and ``test``.
         ``target`` names the column of labels (several make a multi-label task), ``features`` the columns to train on
         (all others, if not given), ``split`` a column that says ``train``, ``heldout`` or ``test``. ``heldout`` and
         ``test`` hold further samples in the same forms. ``options`` are those of :meth:`from_arrays`.

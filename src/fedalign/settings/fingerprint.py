@@ -44,8 +44,9 @@ def _feed(digest: Any, given: Any, inside: tuple[int, ...], depth: int) -> None:
     if given is None or isinstance(given, bool | int | float | complex | str | bytes | Path | np.generic | torch.dtype):
         digest.update(repr(given).encode())
     elif isinstance(given, torch.Tensor):
-        _feed(digest, given.detach().cpu().contiguous().numpy(), inside, depth - 1)
-    elif isinstance(given, np.ndarray):
+        digest.update(f"{given.dtype}{tuple(given.shape)}".encode())
+        digest.update(given.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(given, np.ndarray) and not given.dtype.hasobject:
         digest.update(f"{given.dtype.str}{given.shape}".encode())
         digest.update(np.ascontiguousarray(given).tobytes())
     else:
@@ -59,7 +60,7 @@ def _parts(given: Any) -> list[Any]:
         return [part for key in sorted(given, key=repr) for part in (key, given[key])]
     if isinstance(given, set | frozenset):
         return sorted(given, key=repr)
-    if isinstance(given, list | tuple):
+    if isinstance(given, list | tuple | np.ndarray):
         return list(given)
     if isinstance(given, functools.partial):
         return [given.func, given.args, given.keywords]
