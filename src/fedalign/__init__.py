@@ -29,6 +29,8 @@ from fedalign.control.early_stopping import EarlyStopping
 from fedalign.data.federation import Client, Federation
 from fedalign.data.samples import Pool
 from fedalign.errors import DivergedError, FedalignError, FederationWarning
+from fedalign.experiments.api import Experiment, experiment, run
+from fedalign.experiments.result import ArmRun, ExperimentResult
 from fedalign.metrics.metric import Metric
 from fedalign.protocol.metric_values import MetricValues
 from fedalign.protocol.records import ClientRound, History, RoundRecord, Tried
@@ -44,7 +46,7 @@ from fedalign.simulation.simulation import SimulationResult
 from fedalign.simulation.spec import RunSpec
 from fedalign.training.adam import LocalAdam, LocalAdamW
 from fedalign.training.local import LocalSGD
-from fedalign.training.losses import cross_entropy, squared_error
+from fedalign.training.losses import binary_cross_entropy, cross_entropy, squared_error
 from fedalign.training.optimizer import LocalOptimizer
 from fedalign.training.participation import Bernoulli, Full, Participation, Presence, Replacement, Trace, Uniform
 from fedalign.training.schedules import Constant, Cosine, Exponential, InverseTime, Linear, Piecewise, Schedule, Step
@@ -58,6 +60,7 @@ __all__ = [
     "Aggregator",
     "Align",
     "Alone",
+    "ArmRun",
     "Attack",
     "AutoAlign",
     "Bernoulli",
@@ -78,6 +81,8 @@ __all__ = [
     "DivergedError",
     "EarlyStopping",
     "Everyone",
+    "Experiment",
+    "ExperimentResult",
     "Exponential",
     "FedAdam",
     "FedAvgM",
@@ -132,7 +137,10 @@ __all__ = [
     "UpdateContext",
     "Verified",
     "WeightedMean",
+    "binary_cross_entropy",
     "cross_entropy",
+    "experiment",
+    "run",
     "simulate",
     "simulate_many",
     "squared_error",

@@ -77,7 +77,11 @@ MODELS = Registry(
 LOSSES = Registry(
     "loss",
     {
-        "cross-entropy": ("fedalign:cross_entropy", "for classes"),
+        "cross-entropy": ("fedalign:cross_entropy", "for classes, also at every position of a sequence"),
+        "binary-cross-entropy": (
+            "fedalign:binary_cross_entropy",
+            "for two classes with one logit, and for multi-label",
+        ),
         "squared-error": ("fedalign:squared_error", "for regression"),
     },
     ("collections.abc:Callable",),
@@ -94,7 +98,10 @@ DATA = Registry(
         "emnist": ("fedalign.data.images:Emnist", "EMNIST"),
         "cifar10": ("fedalign.data.images:Cifar10", "CIFAR-10"),
         "idx": ("fedalign.data.images:Idx", "images in idx files of your own"),
-        "folder": ("fedalign.experiments.federations:Folder", "a folder of .npz files, one for each client"),
+        "folder": (
+            "fedalign.experiments.federations:Folder",
+            "a folder of .npz, .csv or .parquet files, one for each client",
+        ),
     },
     ("fedalign.experiments.federations:FederationSource",),
     "data (a class with a method federation(seed), or a function of the seed that makes a fedalign.Federation)",

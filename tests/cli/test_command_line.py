@@ -138,7 +138,7 @@ def test_unknown_experiment(capsys):
         ("data", "priority = 0", "data.priority must be at least 1"),
         ("data", "heldout_fraction = 1.0", "heldout_fraction must be in [0, 1)"),
         ("top", 'name = "../evil"', "because it names a folder"),
-        ("top", 'loss = "focal"', "loss is 'focal'; known: cross-entropy, squared-error"),
+        ("top", 'loss = "focal"', "loss is 'focal'; known: binary-cross-entropy, cross-entropy, squared-error"),
         ("top", 'match_on = "test"', "match_on must be 'heldout' or 'train'"),
         ("top", "epsilon = { schedule = [1], start = 1 }", "unknown schedule [1]"),
         ("top", 'epsilon = { schedule = "linear", start = "a" }', "start of schedule 'linear' must be a number"),

@@ -140,7 +140,7 @@ def test_bad_files(tmp_path, arrays, message):
 def test_bad_folders(tmp_path):
     with pytest.raises(fa.FedalignError, match="no folder"):
         fa.Federation.from_folder(tmp_path / "none")
-    with pytest.raises(fa.FedalignError, match=r"no \.npz files"):
+    with pytest.raises(fa.FedalignError, match=r"no \.npz, \.csv or \.parquet files"):
         fa.Federation.from_folder(tmp_path)
     (tmp_path / "site-a.npz").write_bytes(b"not a zip")
     with pytest.raises(fa.FedalignError, match="cannot read"):

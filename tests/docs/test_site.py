@@ -130,7 +130,7 @@ def test_the_extensions_examples_run(extension, name):
 
 def test_links_of_files_beside_the_pages_lead_to_pages(extension):
     relinked = extension("repository_links").relinked
-    text = "[a](docs/report.md#the-page) [b](CONTRIBUTING.md) [c](src/fedalign/errors.py) [d](src/fedalign) [e](README.md#map)"
+    text = "[a](docs/report.md#the-page) [b](CONTRIBUTING.md) [c](src/fedalign/errors.py) [d](src) [e](README.md#map)"
     assert relinked(text, DOCS, DOCS, old=ROOT) == (
         "[a](report.md#the-page) [b](contributing.md) [c](../src/fedalign/errors.py) d e"
     )

@@ -12,6 +12,7 @@ import fedalign as fa
 from fedalign.experiments.summary import summarise
 from fedalign.report import words
 from fedalign.report.differences import differing, labels
+from fedalign.report.figures import Shown
 from fedalign.report.measures import SENT_LOSS, TEST_ACCURACY, headline
 from fedalign.report.read_runs import RunFolder
 
@@ -81,10 +82,10 @@ def test_without_test_data_held_out_figures_count(history):
     assert headline(run.histories).key == "global_accuracy"
     found = words.summary_words(run)
     assert "held-out accuracy of the model sent out" in found[0]
-    assert found[-1] == words.ADD_TEST_DATA
+    assert found[-1] == Shown("heldout").advice
     regression = run_of(history, {"auto": (None,)}, test_loss=None, global_accuracy=None)
     assert headline(regression.histories) == SENT_LOSS
-    empty = run_of(history, {"auto": (None,)}, test_loss=None, global_accuracy=None, global_loss=None)
+    empty = run_of(history, {"auto": (None,)}, test_loss=None, global_accuracy=None, global_loss=None, train_loss=None)
     assert words.summary_words(empty) == ["No round has a figure to compare yet."]
 
 

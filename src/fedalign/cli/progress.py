@@ -82,18 +82,29 @@ class ExperimentProgress:
             self._live.update(self._picture())
 
     def _line(self, finished: int) -> str:
-        means = {arm: mean_or_none(r.test_accuracy for r in own.values()) for arm, own in self._latest.items()}
+        _, means = self._accuracies()
         shown = ", ".join(f"{arm} {100 * mean:.1f} %" for arm, mean in means.items() if mean is not None)
         return f"round {finished} of {self._rounds}" + (f": {shown}" if shown else "")
 
+    def _accuracies(self) -> tuple[str, dict[str, float | None]]:
+        """Say what accuracy the runs have, on test or on held-out data, and give every arm's."""
+        records = [r for of_arm in self._latest.values() for r in of_arm.values()]
+        split, words = ("heldout", "held-out") if any(r.heldout_loss is not None for r in records) else ("test", "test")
+        means = {
+            arm: mean_or_none(getattr(r, f"{split}_accuracy") for r in of_arm.values())
+            for arm, of_arm in self._latest.items()
+        }
+        return f"{words} accuracy", means
+
     def _picture(self) -> Group:
         table = Table(box=None, padding=(0, 2))
-        for heading in ("arm", "test accuracy", "F(w)", "admitted"):
+        words, accuracies = self._accuracies()
+        for heading in ("arm", words, "F(w)", "admitted"):
             table.add_column(heading, justify="left" if heading == "arm" else "right")
-        for arm, records in self._latest.items():
-            accuracy = mean_or_none(r.test_accuracy for r in records.values())
-            loss = mean_or_none(r.global_loss for r in records.values())
-            admitted = mean_or_none(float(r.admitted) for r in records.values())
+        for arm, of_arm in self._latest.items():
+            accuracy = accuracies[arm]
+            loss = mean_or_none(r.global_loss for r in of_arm.values())
+            admitted = mean_or_none(float(r.admitted) for r in of_arm.values())
             table.add_row(
                 arm,
                 "–" if accuracy is None else f"{100 * accuracy:.1f} %",

@@ -67,7 +67,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _write(options: argparse.Namespace) -> int:
     from fedalign.report.page import write_report
     from fedalign.report.read_runs import read_run
-    from fedalign.report.table import incentive_table, terminal_table
+    from fedalign.report.terminal import tables
 
     console = Console(highlight=False)
     runs = [read_run(folder) for folder in options.folders]
@@ -75,9 +75,7 @@ def _write(options: argparse.Namespace) -> int:
     for run in runs:
         for what in run.missing:
             error_console().print(f"[yellow]unfinished:[/] {escape(str(run.folder))}: {escape(what)}")
-        console.print(terminal_table(run.summary))
-        if (gains := incentive_table(run.summary)) is not None:
-            console.print(gains)
+        console.print(*tables(run.summary), sep="\n")
     report = write_report(runs, folder)
     for path in [report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
         console.print(f"  {escape(str(path))}", soft_wrap=True)

@@ -68,41 +68,28 @@ def _run(options: argparse.Namespace) -> int:
 
 def _continued(experiment: Experiment, folder: Path, name: str, overrides: dict[str, Any]) -> Experiment:
     """Add the arms and seeds that are asked for to those of the folder; without any, continue with the folder's."""
-    from fedalign.experiments.additions import joined
+    from fedalign.experiments.additions import with_additions
     from fedalign.experiments.config import load
-    from fedalign.experiments.config_file import read_settings
 
-    if not (folder / "config.toml").exists():
-        return experiment  # it is refused with everything else that is wrong
-    before = read_settings(folder)
-    if "arms" not in before or "seeds" not in before:
-        return experiment
-    left_out = [arm for arm in experiment.arms if arm not in before["arms"]]
-    if left_out and "arms" not in overrides:
+    continued = load(name, with_additions(folder, overrides))
+    left_out = [arm for arm in experiment.arms if arm not in continued.arms]
+    if left_out:
         error_console().print(
             f"[yellow]note:[/] {escape(str(folder))} has no {escape(', '.join(left_out))}; "
             f"to add what is missing, name it: --arms {escape(','.join(left_out))}"
         )
-    return load(name, {**overrides, **joined(before, overrides.get("arms"), overrides.get("seeds"))})
+    return continued
 
 
 def _run_into(folder: Path, experiment: Experiment, options: argparse.Namespace) -> int:
     """Run an experiment into a folder that is locked, and write its report."""
-    from fedalign.report.metrics_table import metrics_table
     from fedalign.report.page import write_report
     from fedalign.report.read_runs import read_run
-    from fedalign.report.table import incentive_table, terminal_table
-    from fedalign.report.theory_table import theory_table
+    from fedalign.report.terminal import tables
 
     console = Console(quiet=options.quiet, highlight=False)
     outcome = simulate(experiment, folder, console, options, resume=options.resume)
-    console.print(terminal_table(outcome.summary))
-    if (metrics := metrics_table(outcome.summary)) is not None:
-        console.print(metrics)
-    if (gains := incentive_table(outcome.summary)) is not None:
-        console.print(gains)
-    if "theory" in outcome.summary:
-        console.print(theory_table(outcome.summary["theory"]))
+    console.print(*tables(outcome.summary), sep="\n")
     report = write_report([read_run(folder)], folder)
     for path in [folder / "summary.json", report.page, *[p for p in report.pictures if p.suffix == ".png"]]:
         console.print(f"  {escape(str(path))}", soft_wrap=True)

@@ -39,6 +39,7 @@ class BestRound(Callback):
                 f"{metric} is measured on the model that a round starts from; keep the best round by test_accuracy, "
                 "test_loss, train_loss or a metric, such as accuracy(on='heldout')"
             )
+        self.metric, self.mode = metric, mode
         self._watched = Watched(metric, mode)
         self._run: RunInfo | None = None
         self._better = False

@@ -43,7 +43,8 @@ class EarlyStopping(Callback):
         if start < 0:
             raise FedalignError(f"start must be a round, 0 or more, not {start!r}")
         self._watched = Watched(metric, mode, min_delta)
-        self._patience, self._first, self._goal = patience, start, goal
+        self.metric, self.mode, self.min_delta = metric, mode, min_delta
+        self.patience, self.start, self.goal = patience, start, goal
         self._since = 0  # rounds without an improvement
         self._reached = False
 
@@ -62,19 +63,19 @@ class EarlyStopping(Callback):
 
     def on_round(self, record: RoundRecord, model: Any) -> None:
         """Compare the round's figure with the best so far."""
-        if record.round < self._first:
+        if record.round < self.start:
             return
         better = self._watched.improves(record)
         self._since = 0 if better else self._since + 1
         best, sign = self._watched.best, self._watched.sign
-        self._reached = self._goal is not None and best is not None and sign * (best - self._goal) >= 0
+        self._reached = self.goal is not None and best is not None and sign * (best - self.goal) >= 0
 
     def should_stop(self) -> str | None:
         """Say that the figure has not improved for too long, or that it has reached the goal."""
         watched = self._watched
         if self._reached:
-            return f"{watched.metric} has reached {self._goal:g}: it is {watched.best:.6g} in round {watched.round}"
-        if self._since < self._patience:
+            return f"{watched.metric} has reached {self.goal:g}: it is {watched.best:.6g} in round {watched.round}"
+        if self._since < self.patience:
             return None
-        rounds = "1 round" if self._patience == 1 else f"{self._patience} rounds"
+        rounds = "1 round" if self.patience == 1 else f"{self.patience} rounds"
         return f"{watched.metric} has not improved in {rounds}; the best is {watched.best:.6g} in round {watched.round}"

@@ -1,52 +1,106 @@
-"""Reads a folder of ``.npz`` files, one for each client."""
+"""Reads a folder with one file for each client: ``.npz``, ``.csv`` or ``.parquet``."""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedalign.data import tables
+from fedalign.data.clients import Pair, Parts, Reading, read_clients
+from fedalign.data.roles import priority_flags
 from fedalign.errors import FedalignError, nearest
 
 _KEYS = {"x", "y", "x_heldout", "y_heldout", "x_test", "y_test", "priority"}
-_Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+_SUFFIXES = (".npz", *tables.SUFFIXES)
+_FURTHER = ("heldout", "test")  # sub-folders
 
 
-@dataclass(frozen=True)
-class ClientFile:
-    """The content of one client's file: its role, and its training, held-out and test samples."""
+def read_folder(
+    folder: Path, reading: Reading, priority: Sequence[str] | str | None = None
+) -> tuple[Parts, dict[str, bool]]:
+    """Read all clients of a folder, in the order of their names, and tell which of them are priority clients.
 
-    name: str
-    priority: bool
-    train: _Pair
-    heldout: _Pair | None
-    test: _Pair | None
-
-
-def read_folder(folder: Path, priority: Sequence[str] | None = None) -> list[ClientFile]:
-    """Read all ``.npz`` files of a folder, ordered by name.
-
-    ``priority`` names the priority clients; without it, every file must say whether it is one. Raises
-    :class:`FedalignError` for a missing folder, an unknown name or array, or a file that cannot be read.
+    A client's file is called ``NAME.npz``, ``NAME.csv`` or ``NAME.parquet``. Sub-folders ``heldout`` and ``test`` may
+    hold a client's further samples, in a file of the same name. ``priority`` names the priority clients; without it,
+    every file must say whether it is one, as ``.npz`` files can. Raises :class:`FedalignError` for a missing folder,
+    an unknown name, array or column, and for a file that cannot be read.
     """
-    if not folder.is_dir():
-        raise FedalignError(f"there is no folder {folder}")
-    paths = sorted(folder.glob("*.npz"))
+    paths = _files(folder)
     if not paths:
-        raise FedalignError(f"folder {folder} holds no .npz files; each client needs one, with arrays x and y")
-    names = {path.stem for path in paths}
-    for name in priority or []:
-        if name not in names:
-            raise FedalignError(f"priority client {name!r} has no file in {folder}; {nearest(name, names)}")
-    return [_read(path, priority) for path in paths]
+        raise FedalignError(
+            f"folder {folder} holds no .npz, .csv or .parquet files; each client needs one (an .npz file with arrays "
+            "x and y)"
+        )
+    further = {part: _files(folder / part) if (folder / part).is_dir() else {} for part in _FURTHER}
+    for files in further.values():
+        for name, path in files.items():
+            if name not in paths:
+                raise FedalignError(f"{path} belongs to no client: there is no {name} in {folder}")
+    archives = {name: _arrays(path) for name, path in paths.items() if path.suffix == ".npz"}
+    data = {name: _pair(paths[name], archives[name], "") if name in archives else path for name, path in paths.items()}
+    more: dict[str, dict[str, Any]] = {}
+    for part, files in further.items():
+        own = {name: _pair(paths[name], arrays, f"_{part}") for name, arrays in archives.items()}
+        found = {name: pair for name, pair in own.items() if pair is not None}
+        more[part] = found | {name: _content(path) for name, path in files.items()}
+    for name, pair in data.items():
+        if pair is None:
+            raise FedalignError(f"{paths[name]} has no arrays x and y")
+    flags = _flags(paths, archives, priority)
+    return read_clients(data, reading, more["heldout"] or None, more["test"] or None), flags
 
 
-def _read(path: Path, priority: Sequence[str] | None) -> ClientFile:
+def _files(folder: Path) -> dict[str, Path]:
+    """List the clients' files of a folder by name."""
+    if not folder.is_dir():
+        if folder.is_file():
+            raise FedalignError(
+                f"{folder} is one table: name the column that tells clients apart, as in client = 'site'"
+            )
+        raise FedalignError(f"there is no folder {folder}")
+    found: dict[str, Path] = {}
+    for path in sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file()):
+        if path.stem in found:
+            raise FedalignError(f"{found[path.stem]} and {path} are files of one client; keep one of them")
+        found[path.stem] = path
+    return dict(sorted(found.items()))
+
+
+def _flags(
+    paths: dict[str, Path], archives: dict[str, dict[str, npt.NDArray[Any]]], priority: Sequence[str] | str | None
+) -> dict[str, bool]:
+    if priority is not None:
+        return dict(zip(paths, priority_flags(priority, list(paths)), strict=True))
+    flags = {}
+    for name, path in paths.items():
+        flag = archives.get(name, {}).get("priority")
+        if flag is None:
+            how = "add an array 'priority', or name" if path.suffix == ".npz" else "name"
+            raise FedalignError(
+                f"{path} does not say whether it is a priority client: {how} the clients, as in priority = ['{name}']"
+            )
+        if flag.size != 1:
+            raise FedalignError(f"{path}: the array 'priority' must be a single true or false")
+        flags[name] = bool(flag.item())
+    return flags
+
+
+def _content(path: Path) -> Any:
+    """Return a client's further samples: arrays, or the path of a table."""
+    if path.suffix != ".npz":
+        return path
+    pair = _pair(path, _arrays(path), "")
+    if pair is None:
+        raise FedalignError(f"{path} has no arrays x and y")
+    return pair
+
+
+def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
@@ -55,21 +109,11 @@ def _read(path: Path, priority: Sequence[str] | None) -> ClientFile:
     for key in arrays:
         if key not in _KEYS:
             raise FedalignError(f"{path} has an unknown array {key!r}; {nearest(key, _KEYS)}")
+    return arrays
 
-    def pair(suffix: str) -> _Pair | None:
-        x, y = arrays.get(f"x{suffix}"), arrays.get(f"y{suffix}")
-        if (x is None) != (y is None):
-            raise FedalignError(f"{path} has only one of x{suffix} and y{suffix}; it needs both")
-        return None if x is None or y is None else (x, y)
 
-    train = pair("")
-    if train is None:
-        raise FedalignError(f"{path} has no arrays x and y")
-    if priority is None and "priority" not in arrays:
-        raise FedalignError(
-            f"{path} does not say whether it is a priority client: add an array 'priority', or name the clients"
-        )
-    if priority is None and arrays["priority"].size != 1:
-        raise FedalignError(f"{path}: the array 'priority' must be a single true or false")
-    is_priority = path.stem in priority if priority is not None else bool(arrays["priority"].item())
-    return ClientFile(path.stem, is_priority, train, pair("_heldout"), pair("_test"))
+def _pair(path: Path, arrays: dict[str, npt.NDArray[Any]], suffix: str) -> Pair | None:
+    x, y = arrays.get(f"x{suffix}"), arrays.get(f"y{suffix}")
+    if (x is None) != (y is None):
+        raise FedalignError(f"{path} has only one of x{suffix} and y{suffix}; it needs both")
+    return None if x is None or y is None else (x, y)

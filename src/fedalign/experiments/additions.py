@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedalign.errors import FedalignError
+from fedalign.experiments.config_file import read_settings
 
 
 def seed_list(setting: int | Sequence[int]) -> list[int]:
@@ -51,6 +53,19 @@ def joined(before: Mapping[str, Any], arms: Sequence[str] | None, seeds: int | S
     held, numbers = list(before["arms"]), seed_list(before["seeds"])
     numbers += [seed for seed in seed_list(seeds or []) if seed not in numbers]
     return {"arms": held + [arm for arm in arms or [] if arm not in held], "seeds": seeds_setting(numbers)}
+
+
+def with_additions(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the overrides of a resume, with the folder's arms and seeds and those that are asked for besides.
+
+    They are returned as they are if the folder holds no run that can be continued; the resume says what is wrong.
+    """
+    if not (folder / "config.toml").exists():
+        return dict(overrides)
+    before = read_settings(folder)
+    if "arms" not in before or "seeds" not in before:
+        return dict(overrides)
+    return {**overrides, **joined(before, overrides.get("arms"), overrides.get("seeds"))}
 
 
 def without_additions(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: The built-in arms, which have the names of their rules, and what each compares.
 ARMS: dict[str, str] = RULES.descriptions()
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+NAME_PARTS = re.compile(r"[^A-Za-z0-9_.-]+")  #: what a name may not contain
 
 
 @attrs.frozen

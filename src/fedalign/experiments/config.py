@@ -13,8 +13,9 @@ import attrs
 
 from fedalign.attacks.settings import resolve_adversary
 from fedalign.errors import FedalignError, nearest
-from fedalign.experiments.arms import ARMS, NAME, resolve_arm
+from fedalign.experiments.arms import ARMS, NAME, NAME_PARTS, resolve_arm
 from fedalign.experiments.experiment import Experiment
+from fedalign.experiments.sizes import with_sizes
 from fedalign.metrics.metric import resolve_metrics
 from fedalign.registry import (
     AGGREGATORS,
@@ -34,7 +35,7 @@ from fedalign.settings.typed_values import check_type
 from fedalign.settings.validation import options_of
 from fedalign.training.schedules import Schedule
 
-__all__ = ["ARMS", "Experiment", "load", "shipped"]
+__all__ = ["ARMS", "Experiment", "load", "load_settings", "resolve", "shipped"]
 
 _SECTIONS = ("data", "model", "local", "participation", "server", "adversary", "arm")
 _LISTS = {"client_steps": CLIENT_STEPS, "server_steps": SERVER_STEPS, "callbacks": CALLBACKS}
@@ -63,6 +64,11 @@ def _seeds(instance: Any, attribute: attrs.Attribute[Any], value: int | list[int
 def _positive(instance: Any, attribute: attrs.Attribute[float], value: float) -> None:
     if not value > 0:
         raise FedalignError(f"{attribute.name} must be a positive number, or inf for no cap, not {value}")
+
+
+def _not_negative(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
+    if value < 0:
+        raise FedalignError(f"{attribute.name} must be at least 0, not {value}")
 
 
 def _names_a_folder(instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
@@ -100,6 +106,9 @@ class TopLevel:
     device: str = "auto"
     tf32: bool = False
     theory: bool = False
+    engine: Literal["batched", "reference"] = "batched"
+    start: str = ""  # a model.safetensors file whose weights all runs start from
+    chunk: int = attrs.field(default=0, validator=_not_negative)  # 0: chosen by the engine
 
 
 def shipped() -> dict[str, str]:
@@ -122,15 +131,39 @@ def load(name: str, overrides: Mapping[str, Any] | None = None, folder: Path | N
     >>> load("synth-medium", {"rounds": 20}).settings["rounds"]
     20
     """
+    return Experiment(*load_settings(name, overrides, folder))
+
+
+def load_settings(
+    name: str, overrides: Mapping[str, Any] | None = None, folder: Path | None = None
+) -> tuple[dict[str, Any], Path]:
+    """Read and check the settings of an experiment, and tell the folder of its users' modules; see :func:`load`.
+
+    A folder of data in place of a name gives an experiment with a logistic regression on these data.
+    """
     path = Path(name)
     if name.endswith(".toml") or path.is_file():
         table, home = _read(path), path.parent
+    elif path.is_dir():
+        table, home = _on_folder(path), Path()
     else:
         table, home = _read_shipped(name), Path()
     for key, value in (overrides or {}).items():
         _override(table, key, value)
     folder = (home if folder is None else folder).resolve()
-    return Experiment(_resolve(table, folder), folder)
+    return resolve(table, folder), folder
+
+
+def _on_folder(path: Path) -> dict[str, Any]:
+    """Return the settings of an experiment on the user's own data that says nothing else."""
+    if (path / "config.toml").is_file():
+        raise FedalignError(f"{path} is the output of a run; read it with fedalign report, or resume it with --out")
+    return {
+        "name": NAME_PARTS.sub("-", path.resolve().name).strip("-.") or "data",
+        "data": {"kind": "folder", "folder": str(path)},
+        "model": {"kind": "logistic"},
+        "local": {"lr": 0.1, "epochs": 5},
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -156,7 +189,7 @@ def _override(table: dict[str, Any], key: str, value: Any) -> None:
     table[last] = value
 
 
-def _resolve(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+def resolve(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Check all settings, and give them with every default filled in, as ``config.toml`` holds them."""
     settings = _top_level(table)
     for section in ("data", "model", "local"):
@@ -167,7 +200,7 @@ def _resolve(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     loss = LOSSES.resolve("loss", table.get("loss", "cross-entropy"), folder)
     settings["loss"] = loss["kind"] if loss.keys() == {"kind"} else loss
     settings["data"] = DATA.resolve("data", table["data"], folder)
-    settings["model"] = MODELS.resolve("model", table["model"], folder)
+    settings["model"] = MODELS.resolve("model", with_sizes(table["model"], settings, folder), folder)
     local = table["local"]
     local = {"kind": "sgd", **local} if isinstance(local, dict) else local  # runs of version 0.1 have no kind
     settings["local"] = LOCAL_OPTIMIZERS.resolve("local", local, folder)

@@ -32,6 +32,12 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
     """
     old, new = _flatten(before), _flatten(now)
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in _MAY_CHANGE)
+    for key in changed:
+        if key.endswith(".fingerprint") and key in old and key in new:
+            raise FedalignError(
+                f"{folder} was run with another {key.removesuffix('.fingerprint')}: an object that is given in Python "
+                f"must be the same to resume, but its fingerprint was {old[key]} and is {new[key]}"
+            )
     if changed:
         shown = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)
         raise FedalignError(f"{folder} was run with other settings, so it cannot be resumed with these: {shown}")

@@ -17,6 +17,7 @@ from fedalign.errors import FedalignError
 from fedalign.experiments.additions import seed_list
 from fedalign.experiments.arms import arm_table, make_rule
 from fedalign.experiments.federations import federation_of
+from fedalign.experiments.start import read_weights, with_weights
 from fedalign.metrics.metric import Metric, make_metrics
 from fedalign.registry import (
     AGGREGATORS,
@@ -63,6 +64,7 @@ class Experiment:
         self._data = DATA.make(settings["data"], folder)
         # Found once, so that it travels to Ray's workers, which may not have the user's file.
         self._make_model = MODELS.find(settings["model"]["kind"], folder)
+        self._start = read_weights(settings["start"]) if settings["start"] else None
         self.participation: Participation = PARTICIPATION.make(settings["participation"], folder)
         self._server = SERVER_OPTIMIZERS.make(settings["server"], folder)
         loss = settings["loss"]
@@ -109,7 +111,12 @@ class Experiment:
     def model(self) -> nn.Module:
         """Make the experiment's model, initialised by torch's random numbers."""
         model: nn.Module = MODELS.build(self._make_model, self.settings["model"])
-        return model
+        return with_weights(model, self._start) if self._start is not None else model
+
+    def engine_options(self) -> dict[str, Any]:
+        """Return how runs are computed, as options of :class:`~fedalign.simulation.simulation.Simulation`."""
+        chunk = self.settings["chunk"] or None  # 0: chosen by the engine
+        return {"loss": self.loss, "tf32": self.tf32, "engine": self.settings["engine"], "chunk": chunk}
 
     def federation(self, seed: int) -> Federation:
         """Make a seed's federation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 from fedalign.data.federation import Federation
@@ -19,17 +19,26 @@ class FederationSource(Protocol):
 
 @dataclass(frozen=True)
 class Folder:
-    """Data from a folder of ``.npz`` files, one for each client; see :meth:`fedalign.Federation.from_folder`."""
+    """Data from a folder of ``.npz``, ``.csv`` or ``.parquet`` files, one for each client.
+
+    :meth:`fedalign.Federation.from_folder` says what the options mean.
+    """
 
     folder: str
-    priority: list[str] | None = None
+    priority: str | list[str] | None = None
+    target: str | list[str] | None = None
+    features: list[str] | None = None
+    client: str | None = None
+    split: str | None = None
     heldout_fraction: float = 0.2
+    test_fraction: float = 0.0
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
 
     def federation(self, seed: int) -> Federation:
         """Read the folder; the seed chooses the samples that are held out."""
-        return Federation.from_folder(
-            self.folder, priority=self.priority, heldout_fraction=self.heldout_fraction, seed=seed
-        )
+        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "folder"}
+        return Federation.from_folder(self.folder, seed=seed, **options)
 
 
 def federation_of(source: Any, seed: int, kind: str) -> Federation:

@@ -90,9 +90,8 @@ def run_cases(
         results = simulate_many(
             [team.spec(case) for case in cases],
             experiment.model,
-            loss=experiment.loss,
             device=experiment.device,
-            tf32=experiment.tf32,
+            **experiment.engine_options(),
             on_round=lambda index, record: on_round(),
         )
         found = {case: _figures(result) for case, result in zip(cases, results, strict=True)}

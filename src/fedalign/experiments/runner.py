@@ -17,25 +17,20 @@ from fedalign.attacks.adversary import Adversary
 from fedalign.attacks.hostile import hostile_clients
 from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError
-from fedalign.experiments.additions import without_additions
-from fedalign.experiments.config import Experiment, load
-from fedalign.experiments.config_file import check_same, read_settings
+from fedalign.experiments.config import Experiment
+from fedalign.experiments.config_file import read_settings
 from fedalign.experiments.folder_lock import FolderLock
-from fedalign.experiments.recorder import Recorder
+from fedalign.experiments.recorders import make_recorders
+from fedalign.experiments.resume import check_settings, common_points, earlier_seconds, has_grown, rest_of
 from fedalign.experiments.store import Checkpoint, RunStore, write_atomically
 from fedalign.experiments.summary import incentive, summarise
 from fedalign.protocol.records import History
-from fedalign.rules.auto import AutoAlign
 from fedalign.rules.baselines import Alone
-from fedalign.rules.verified import Verified
 from fedalign.simulation.device import resolve_device
-from fedalign.simulation.engine.layout import Layout
-from fedalign.simulation.model_checks import check_repeatable
 from fedalign.simulation.ray_workers import RaySimulation
 from fedalign.simulation.simulation import Simulation
-from fedalign.simulation.spec import RunSpec, initial_module
+from fedalign.simulation.spec import RunSpec
 
-_BYTES_A_ROUND = 64 << 20  # of checkpoints, on average
 CallbackFactory = Callable[[str, int], Callback]  # makes the callback of an arm and a seed
 
 
@@ -112,7 +107,7 @@ def _prepare(
     chosen = resolve_device(device if on == "here" else "cpu")
     notes: list[str] = []
     if resume:
-        notes += _check_same(experiment, folder, chosen)
+        notes += check_settings(experiment, folder, _settings(experiment, chosen))
     elif folder.is_dir() and (folder / "config.toml").exists():
         held = read_settings(folder).get("name", "another experiment")
         raise FedalignError(
@@ -126,10 +121,10 @@ def _prepare(
                 raise FedalignError(f"{store.folder} already holds a run's output; choose another --out")
     points: list[Checkpoint | None] = [None] * len(runs)
     if resume:
-        points, said = _common_points(stores, continue_stopped=continue_stopped)
+        points, said = common_points(stores, continue_stopped=continue_stopped)
         notes += said
     runs = [
-        (arm, seed, _from(point, spec, store, continue_stopped=continue_stopped))
+        (arm, seed, rest_of(point, spec, store, continue_stopped=continue_stopped))
         for (arm, seed, spec), point, store in zip(runs, points, stores, strict=True)
     ]
     live = [
@@ -142,7 +137,7 @@ def _prepare(
         notes.append(f"{still} of {len(runs)} runs stopped early and stay so; --continue-stopped continues them")
     simulation: Simulation | RaySimulation | None = None
     if live:
-        recorders = _recorders(experiment, [runs[i][2] for i in live], [stores[i] for i in live])
+        recorders = make_recorders(experiment, [runs[i][2] for i in live], [stores[i] for i in live])
         for i, recorder in zip(live, recorders, strict=True):
             arm, seed, spec = runs[i]
             own = [*spec.callbacks, *experiment.make_callbacks()]
@@ -152,12 +147,12 @@ def _prepare(
                 seed,
                 dataclasses.replace(spec, callbacks=[*own, recorder, *more], folder=stores[i].folder, home=folder),
             )
-        specs, loss, tf32 = [runs[i][2] for i in live], experiment.loss, experiment.tf32
+        specs, options = [runs[i][2] for i in live], experiment.engine_options()
         if on == "ray":
-            simulation = RaySimulation(specs, experiment.model, loss=loss, device=device, tf32=tf32, workers=workers)
+            simulation = RaySimulation(specs, experiment.model, device=device, workers=workers, **options)
             chosen = simulation.device
         else:
-            simulation = Simulation(specs, experiment.model, loss=loss, device=str(chosen), tf32=tf32)
+            simulation = Simulation(specs, experiment.model, device=str(chosen), **options)
     return Prepared(experiment, folder, resume, runs, stores, points, chosen, simulation, live, lock, notes)
 
 
@@ -171,7 +166,7 @@ def _execute(prepared: Prepared) -> Outcome:
     began = time.monotonic()
     experiment, folder = prepared.experiment, prepared.folder
     _open_folder(prepared)
-    earlier = _earlier_seconds(folder) if prepared.resume else 0.0
+    earlier = earlier_seconds(folder) if prepared.resume else 0.0
     if prepared.simulation is not None:
         try:
             for _ in prepared.simulation.rounds():
@@ -199,6 +194,8 @@ def _execute(prepared: Prepared) -> Outcome:
         "seconds": round(earlier + time.monotonic() - began, 3),
         "arms": summarise(histories, diverged, alone, stopped),
     }
+    if (classes := prepared.runs[0][2].federation.pool.classes) is not None:
+        summary["classes"] = list(classes)
     if experiment.adversary is not None:
         summary["hostile"] = _hostile(experiment.adversary, prepared.runs)
     if experiment.settings["theory"]:
@@ -228,90 +225,12 @@ def _has_rounds(folder: Path) -> bool:
     return any(path.stat().st_size for path in folder.glob("*/seed-*/rounds.jsonl"))
 
 
-def _recorders(experiment: Experiment, specs: Sequence[RunSpec], stores: Sequence[RunStore]) -> list[Recorder]:
-    """Make the callbacks that write runs; checkpoints are rarer where the models are very large."""
-    module = initial_module(experiment.model, 0)
-    check_repeatable(module)
-    layout = Layout(module)
-    size = layout.size * torch.empty(0, dtype=layout.dtype).element_size()
-    every = max(1, -(-sum(_models_kept(spec) for spec in specs) * size // _BYTES_A_ROUND))
-    return [Recorder(store, spec.federation, spec.rounds, every) for spec, store in zip(specs, stores, strict=True)]
-
-
-def _models_kept(spec: RunSpec) -> int:
-    """Count the models' worth of numbers in a run's checkpoint."""
-    clients = len(spec.federation)
-    if isinstance(spec.rule, Alone):
-        return clients
-    rule, moments = spec.rule, 3 if spec.server is not None else 1
-    controls = clients + 1 if spec.local.scaffold else 0
-    if isinstance(rule, Verified):  # the served model, the training model and the priority-only model
-        return 1 + 2 * moments
-    branches = 2 if isinstance(rule, AutoAlign) and rule.fallback else 1
-    training = 1 if isinstance(rule, AutoAlign) and rule.has_training_model else 0
-    return training + branches * moments + controls
-
-
-def _check_same(experiment: Experiment, folder: Path, device: torch.device) -> list[str]:
-    if not (folder / "config.toml").exists():
-        raise FedalignError(f"{folder} holds no run to resume (there is no config.toml in it)")
-    read_settings(folder)
-    # Read as an experiment, settings that are newer than the run have their defaults.
-    before = load(str(folder / "config.toml"), folder=experiment.folder)
-    return check_same(folder, before.settings, without_additions(before.settings, _settings(experiment, device)))
-
-
-def _has_grown(prepared: Prepared) -> bool:
-    """Say whether a resume adds arms or seeds to those of ``config.toml``."""
-    held, now = read_settings(prepared.folder), prepared.experiment.settings
-    return any(held.get(key) != now[key] for key in ("arms", "seeds"))
-
-
-def _common_points(stores: Sequence[RunStore], *, continue_stopped: bool) -> tuple[list[Checkpoint | None], list[str]]:
-    """Find where each run goes on. All go on from the same round if they can, as in an uninterrupted run.
-
-    Runs that diverged or stopped early do not hold the others back.
-    """
-    usable, notes = [], []
-    for store in stores:
-        store.check_order()
-        good, said = store.checkpoints()
-        usable.append(good)
-        if said:
-            onward = f"going on from round {good[0].rounds}" if good else "this run starts again"
-            notes += [f"{message}; {onward}" for message in said]
-    counted = [
-        good[0].rounds if good else 0
-        for good, store in zip(usable, stores, strict=True)
-        if not store.is_empty()  # those that the resume adds start by themselves
-        and not store.diverged()
-        and (continue_stopped or not store.stopped())
-    ]
-    common = min(counted, default=0)
-    points: list[Checkpoint | None] = []
-    for good, store in zip(usable, stores, strict=True):
-        same = [point for point in good if point.rounds == common and not store.stopped()]
-        points.append(same[0] if same else good[0] if good else None)
-    return points, notes
-
-
-def _from(point: Checkpoint | None, spec: RunSpec, store: RunStore, *, continue_stopped: bool) -> RunSpec:
-    """Describe the rest of a run; one that stopped early has none, unless it is to be continued."""
-    if point is None:
-        return spec
-    stopped = None if continue_stopped else store.stopped()
-    if stopped is not None and stopped.round + 1 != point.rounds:  # its last checkpoint is damaged: it stops again
-        stopped = None
-    past = store.history().rounds[: point.rounds]
-    return dataclasses.replace(spec, snapshot=point.snapshot, last=point.last, past=past, stopped=stopped)
-
-
 def _open_folder(prepared: Prepared) -> None:
     try:
         prepared.folder.mkdir(parents=True, exist_ok=True)
         for store in prepared.stores:
             store.folder.mkdir(parents=True, exist_ok=True)
-        if not prepared.resume or _has_grown(prepared):
+        if not prepared.resume or has_grown(prepared.folder, prepared.experiment.settings):
             text = tomli_w.dumps(_settings(prepared.experiment, prepared.device))
             write_atomically(prepared.folder / "config.toml", text)
     except OSError as error:
@@ -323,18 +242,11 @@ def _open_folder(prepared: Prepared) -> None:
                 prepared.stores[i].mark_stopped(None)
 
 
-def _settings(experiment: Experiment, device: torch.device) -> dict[str, Any]:
-    return {**experiment.settings, "device": device.type}
-
-
-def _earlier_seconds(folder: Path) -> float:
-    try:
-        return float(json.loads((folder / "summary.json").read_bytes())["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0  # the run never finished, or its summary is damaged and is about to be written again
-
-
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda" and torch.cuda.is_available():
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return device.type  # on Ray, the GPU may be another machine's
+
+
+def _settings(experiment: Experiment, device: torch.device) -> dict[str, Any]:
+    return {**experiment.settings, "device": device.type}

@@ -11,19 +11,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from fedalign.callbacks import Stopped
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.experiments.round_order import check_length, check_order, rounds_in
+from fedalign.experiments.tensor_files import digest, save_tensors, separate
 from fedalign.protocol.messages import Snapshot
 from fedalign.protocol.records import History, RoundRecord
 
@@ -87,21 +86,18 @@ class RunStore:
 
     def checkpoint(self, mark: Mark, snapshot: Snapshot) -> None:
         """Store the snapshot that belongs to a mark."""
-        # A copy where tensors share memory, as equal models do at a run's start: safetensors stores each by itself.
-        tensors = {n: torch.as_tensor(tensor).detach().cpu().contiguous() for n, tensor in snapshot.tensors.items()}
-        shared = {name for name, tensor in tensors.items() if _is_shared(name, tensor, tensors)}
-        tensors = {name: tensor.clone() if name in shared else tensor for name, tensor in tensors.items()}
+        tensors = separate(snapshot.tensors)
         info = {
             "format": FORMAT,
             "rounds": str(mark.rounds),
             "offset": str(mark.offset),
             "log": mark.digest,
             "values": json.dumps(snapshot.values),
-            "tensors": _digest(tensors),
+            "tensors": digest(tensors),
         }
         fresh = self._latest.with_suffix(".new")
         # In one text: safetensors writes several in a random order, and the same run shall give the same bytes.
-        _save(tensors, fresh, {"fedalign": json.dumps(info)})
+        save_tensors(tensors, fresh, {"fedalign": json.dumps(info)})
         if self._latest.exists():
             self._latest.replace(self._previous)
         fresh.replace(self._latest)
@@ -196,13 +192,13 @@ class RunStore:
     def save_best(self, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
         """Write the weights of the best round, with what is known about it."""
         fresh = self.best.with_suffix(".new")
-        _save(tensors, fresh, about)
+        save_tensors(tensors, fresh, about)
         fresh.replace(self.best)
 
     def save_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write the final weights."""
         fresh = self.model.with_suffix(".new")
-        _save(tensors, fresh)
+        save_tensors(tensors, fresh)
         fresh.replace(self.model)
 
     def save_clients(self, clients: Sequence[dict[str, Any]]) -> None:
@@ -229,7 +225,7 @@ class RunStore:
             if info["format"] != FORMAT:
                 raise ValueError(f"its format {info['format']!r} is not known to this version")
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        if info["tensors"] != _digest(tensors):
+        if info["tensors"] != digest(tensors):
             raise ValueError("its checksum doesn't match")
         rounds, offset = int(info["rounds"]), int(info["offset"])
         with self.log.open("rb") as log:
@@ -247,33 +243,6 @@ def write_atomically(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def _save(tensors: dict[str, torch.Tensor], path: Path, info: dict[str, str] | None = None) -> None:
-    """Write a safetensors file with the permissions of any new file; the library's own are for the owner alone."""
-    path.unlink(missing_ok=True)
-    path.touch()
-    permissions = path.stat().st_mode
-    save_file(tensors, path, info)
-    path.chmod(stat.S_IMODE(permissions))
-
-
 def _info(metadata: dict[str, str]) -> dict[str, str]:
     """Return what a checkpoint says about itself; the first ones of this format had a text for each key."""
     return dict(json.loads(metadata["fedalign"])) if "fedalign" in metadata else metadata
-
-
-def _is_shared(name: str, tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Tell whether an earlier tensor lies in the same memory."""
-    for other, earlier in tensors.items():
-        if other == name:
-            return False
-        if earlier.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-            return True
-    return False
-
-
-def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].numpy().data)  # no copy: a snapshot may be hundreds of megabytes
-    return digest.hexdigest()

@@ -17,13 +17,13 @@ def summarise(
 ) -> dict[str, Any]:
     """Summarise every arm. A final figure is the mean of the last 10 rounds; a diverged seed has none.
 
-    ``std`` is the sample standard deviation over seeds, None if there are fewer than two. ``admitted_mean`` is the
-    mean number of admitted free clients over all rounds and seeds. ``models_up``, ``models_down`` and ``samples``
-    (trained on, passes included) are a run's totals, averaged over seeds. ``alone`` marks arms without a shared model.
-    ``attack_success`` is given where hostile clients plant a backdoor. ``promise`` is about the last round, and None
-    for arms that do not compare the served model with the priority-only model. ``stopped`` says why and when seeds
-    stopped early. ``metrics`` has the figures of the users' metrics for priority and free clients, where there are
-    some.
+    ``heldout_*`` is given where there is no test data. ``std`` is the sample standard deviation over seeds, None if
+    there are fewer than two. ``admitted_mean`` is the mean number of admitted free clients over all rounds and seeds.
+    ``models_up``, ``models_down`` and ``samples`` (trained on, passes included) are a run's totals, averaged over
+    seeds. ``alone`` marks arms without a shared model. ``attack_success`` is given where hostile clients plant a
+    backdoor. ``promise`` is about the last round, and None for arms that do not compare the served model with the
+    priority-only model. ``stopped`` says why and when seeds stopped early. ``metrics`` has the figures of the users'
+    metrics for priority and free clients, where there are some.
     """
     arms = {}
     for arm, runs in histories.items():
@@ -32,6 +32,9 @@ def summarise(
         arms[arm] = {
             "test_accuracy": _over_seeds(runs, alive, "test_accuracy"),
             "test_loss": _over_seeds(runs, alive, "test_loss"),
+            "heldout_accuracy": _over_seeds(runs, alive, "heldout_accuracy"),
+            "heldout_loss": _over_seeds(runs, alive, "heldout_loss"),
+            "train_loss": _over_seeds(runs, alive, "train_loss"),
             "admitted_mean": mean_or_none(float(r.admitted) for h in alive.values() for r in h.rounds),
             "models_up": mean_or_none(float(sum(r.models_up for r in h.rounds)) for h in alive.values()),
             "models_down": mean_or_none(float(sum(r.models_down for r in h.rounds)) for h in alive.values()),

@@ -19,7 +19,7 @@ from fedalign.simulation.simulation import SimulationResult
 from fedalign.simulation.spec import RunSpec
 
 #: what is kept of a run: means of the last 10 rounds
-FIGURES = ("test_accuracy", "test_loss", "global_accuracy", "global_loss")
+FIGURES = ("test_accuracy", "test_loss", "heldout_accuracy", "heldout_loss", "global_accuracy", "global_loss")
 MEASURE_EVERY = 10  # rounds between test figures, which only show how it goes; the last ten rounds all have them
 
 Figures = dict[str, Any]  # by the names above, and "diverged", the message or None
@@ -33,7 +33,7 @@ def stacks(runs: Iterable[Run], most: int, parts: int = 1) -> list[list[Run]]:
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        alike = {key: run.settings[key] for key in ("model", "loss", "tf32")}
+        alike = {key: run.settings[key] for key in ("model", "start", "loss", "tf32", "engine", "chunk")}
         groups.setdefault(json.dumps(alike, sort_keys=True, default=str), []).append(run)
     found: list[list[Run]] = []
     for group in groups.values():
@@ -63,9 +63,8 @@ def simulate_stack(
     results = simulate_many(
         specs,
         first.model,
-        loss=first.loss,
         device=device,
-        tf32=first.tf32,
+        **first.engine_options(),
         on_round=lambda index, done: on_round(runs[index], done.record),
     )
     return [_figures(result) for result in results]

@@ -56,13 +56,14 @@ def rows_of(sweep: Sweep, done: Mapping[str, Figures]) -> list[Row]:
 def chosen_figure(asked: str | None, federation: Federation) -> str:
     """Return the figure that points are compared by: the one asked for, else test accuracy or what there is of it.
 
-    Without test data it is measured on held-out data, and without classes it is the loss.
+    Without test data it is measured on held-out data, or else on training data; without classes it is the loss.
     """
     if asked is not None:
         if asked not in FIGURES:
             raise FedalignError(f"--by is {asked!r}; {nearest(asked, FIGURES)}")
         return asked
-    return f"{'test' if federation.has_test else 'global'}_{'accuracy' if federation.pool.has_classes else 'loss'}"
+    split = "test" if federation.has_test else "heldout" if federation.has_heldout else "global"
+    return f"{split}_{'accuracy' if federation.pool.has_classes else 'loss'}"
 
 
 def best(rows: Iterable[Row], by: str) -> Row | None:

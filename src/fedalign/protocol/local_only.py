@@ -39,13 +39,15 @@ def local_only(plan: Plan, snapshot: Snapshot) -> Run:
         loss, accuracy = weighted_mean(roster, {k: own[k] for k in priority})
         scores = yield from scores_of(plan, roster, tuple((models[k], (k,)) for k in priority))
         record = RoundRecord(
-            t, None, loss, accuracy, *scores, False, None, 0, 0,
+            t, None, loss, accuracy, *scores[:3], False, None, 0, 0,
             clients=tuple(
                 ClientRound(k, name, roster.priority[k], True, own[k].loss, own[k].accuracy, "trained", 0.0,
                             "alone, no server")
                 for k, name in enumerate(roster.names)
             ),
             samples=sum(plan.work),
+            heldout_accuracy=scores.heldout_accuracy,
+            heldout_loss=scores.heldout_loss,
         )  # fmt: skip
         yield RoundDone(record, tuple(models.values()), Snapshot(t + 1, {_name(k): models[k] for k in clients}))
         history.rounds.append(record)

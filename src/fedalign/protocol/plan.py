@@ -25,6 +25,11 @@ class Plan:
     server: ServerOptimizer | None = None  #: None: take the aggregate as it is, as FedAvg does
     work: tuple[int, ...] = ()  #: the samples, passes included, that each client trains on in a round; for the record
 
+    @property
+    def scores_heldout(self) -> bool:
+        """Whether every aggregate is also measured on held-out data, because there is no test data."""
+        return not self.has_test and self.evaluate_on == "heldout"
+
     def invites_free(self, round: int) -> bool:
         """Say whether free clients are invited in a round: not during warm-up, and only if the rule wants them."""
         return self.rule.invites_free and round >= self.warmup

@@ -119,6 +119,7 @@ class RoundRecord:
     the trigger that the served model takes for the attackers' class.
     ``promise``: by how much the served model may be worse than the priority-only model, where both were compared.
     ``metrics``: the user's metrics of the served model, by name.
+    ``heldout_*``: measures of the aggregate on the priority clients' held-out data, where there is no test data.
     """
 
     round: int
@@ -144,6 +145,8 @@ class RoundRecord:
     attack_success: float | None = None
     promise: Promise | None = None
     metrics: Mapping[str, MetricValues] = field(default_factory=dict)
+    heldout_accuracy: float | None = None
+    heldout_loss: float | None = None
 
     @property
     def admitted(self) -> int:

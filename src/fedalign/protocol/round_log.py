@@ -121,7 +121,7 @@ class RoundLog:
             self.epsilon,
             self._global()[0],
             self._global()[1],
-            *scores,
+            *scores[:3],
             self.round < self._plan.warmup,
             self.skipped,
             models_down=self._down,
@@ -133,6 +133,8 @@ class RoundLog:
             base=separate_training,
             inclusion=self.inclusion,
             theta=theta,
+            heldout_accuracy=scores.heldout_accuracy,
+            heldout_loss=scores.heldout_loss,
             promise=self.promise if self.promise is not None and self.promise.worse_by is not None else None,
         )
 

@@ -18,6 +18,8 @@ class Scores(NamedTuple):
     test_accuracy: float | None
     test_loss: float | None
     train_loss: float | None
+    heldout_accuracy: float | None = None
+    heldout_loss: float | None = None
 
 
 def scores(plan: Plan, roster: Roster, served: Model, training: Model | None = None) -> Generator[Request, Any, Scores]:
@@ -46,4 +48,5 @@ def scores_of(
 
     test_loss, test_accuracy = (yield from score("test")) if plan.has_test else (None, None)
     train_loss, _ = (yield from score("train")) if plan.measure_training else (None, None)
-    return Scores(test_accuracy, test_loss, train_loss)
+    heldout_loss, heldout_accuracy = (yield from score("heldout")) if plan.scores_heldout else (None, None)
+    return Scores(test_accuracy, test_loss, train_loss, heldout_accuracy, heldout_loss)

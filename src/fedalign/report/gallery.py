@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedalign.protocol.plan import warmup_rounds
 from fedalign.report import autoalign_plots, client_plots, promise_plots, round_plots, theory_plots
-from fedalign.report.measures import accuracy
+from fedalign.report.measures import accuracy, headline
 from fedalign.report.read_runs import RunFolder
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ def _rounds(run: RunFolder) -> Iterator[Picture]:
         spread = round_plots.spreads(arms, measure.key, title, label, warmup, percent=True)
         if spread is not None:
             yield Picture("accuracy-spread", title, spread)
+    elif (loss := headline(run.histories)).split != "train" and (arms := _with_values(run, loss.key)):  # a regression
+        title = f"{run.name}: {loss.label} of the priority clients"
+        yield Picture(f"{loss.split}-loss", title, round_plots.curves(arms, loss.key, title, loss.words, warmup))
     if losses := _with_values(run, "train_loss"):
         title = f"{run.name}: training loss of the priority clients"
         yield Picture("loss", title, round_plots.curves(losses, "train_loss", title, "training loss", warmup))
@@ -100,7 +103,7 @@ def _with_values(run: RunFolder, name: str) -> round_plots.Arms:
     return {
         arm: runs
         for arm, runs in run.histories.items()
-        if any(getattr(r, name) is not None for h in runs.values() for r in h.rounds)
+        if any(getattr(r, name, None) is not None for h in runs.values() for r in h.rounds)
     }
 
 

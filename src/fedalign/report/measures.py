@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedalign.protocol.records import History, RoundRecord
+from fedalign.rules.rule import Split
 
 Histories = Mapping[str, Mapping[int, History]]  #: by arm, then by seed
 
@@ -20,9 +21,9 @@ class Measure:
     higher: bool = False
 
     @property
-    def heldout(self) -> bool:
-        """Whether it is measured on held-out data."""
-        return self.key.startswith(("heldout_", "global_"))
+    def split(self) -> Split:
+        """The data that it is measured on."""
+        return "test" if self.key.startswith("test_") else "train" if self.key.startswith("train_") else "heldout"
 
     @property
     def words(self) -> str:
@@ -32,7 +33,7 @@ class Measure:
     def of(self, record: RoundRecord) -> float | None:
         """Return the number of a round, or None if the round has none."""
         metric, dot, part = self.key.rpartition(".")
-        source = getattr(record, "metrics", {}).get(metric) if dot else record
+        source = record.metrics.get(metric) if dot else record
         value = getattr(source, part, None)
         return None if value is None else float(value)
 
@@ -59,6 +60,7 @@ HELDOUT_ACCURACY = Measure("heldout_accuracy", "held-out accuracy", percent=True
 HELDOUT_LOSS = Measure("heldout_loss", "held-out loss")
 SENT_ACCURACY = Measure("global_accuracy", "held-out accuracy of the model sent out", percent=True, higher=True)
 SENT_LOSS = Measure("global_loss", "held-out loss of the model sent out")
+TRAIN_LOSS = Measure("train_loss", "training loss")
 MEASURES = (
     TEST_ACCURACY,
     TEST_LOSS,
@@ -66,7 +68,7 @@ MEASURES = (
     HELDOUT_LOSS,
     SENT_ACCURACY,
     SENT_LOSS,
-    Measure("train_loss", "training loss"),
+    TRAIN_LOSS,
     Measure("admitted", "free clients admitted"),
     Measure("theta", "θ, the priority clients' share, mean so far"),
     Measure("rho", "ρ, the bias term of the bound, so far"),
@@ -77,7 +79,7 @@ MEASURES = (
 def measures_of(histories: Histories) -> list[Measure]:
     """Return the figures that runs may have: those of every run, and the user's own metrics."""
     rounds = [r for runs in histories.values() for h in runs.values() for r in h.rounds]
-    metrics = dict.fromkeys(name for r in rounds for name in getattr(r, "metrics", {}))
+    metrics = dict.fromkeys(name for r in rounds for name in r.metrics)
     parts = ("priority", "free")
     return [*MEASURES, *(Measure(f"{name}.{part}", f"{name}, {part} clients") for name in metrics for part in parts)]
 
@@ -90,11 +92,12 @@ def has_values(histories: Histories, measure: Measure) -> bool:
 
 
 def headline(histories: Histories) -> Measure:
-    """Choose the figure that arms are ranked by: on test data if there is some, else on held-out data.
+    """Choose the figure that arms are ranked by: on test data if there is some, else on held-out or training data.
 
-    Accuracies come before losses, which alone exist for regression.
+    Accuracies come before losses, which alone exist for regression. Records of version 0.1 have held-out figures of
+    the model sent out alone.
     """
-    candidates = (TEST_ACCURACY, TEST_LOSS, HELDOUT_ACCURACY, HELDOUT_LOSS, SENT_ACCURACY, SENT_LOSS)
+    candidates = (TEST_ACCURACY, TEST_LOSS, HELDOUT_ACCURACY, HELDOUT_LOSS, SENT_ACCURACY, SENT_LOSS, TRAIN_LOSS)
     return next((measure for measure in candidates if has_values(histories, measure)), TEST_ACCURACY)
 
 

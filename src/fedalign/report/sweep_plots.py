@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 _WORDS = {
     "test_accuracy": "test accuracy (%)",
     "test_loss": "test loss",
-    "global_accuracy": "held-out accuracy (%)",
-    "global_loss": "held-out loss",
+    "heldout_accuracy": "held-out accuracy (%)",
+    "heldout_loss": "held-out loss",
+    "global_accuracy": "accuracy of the model sent out (%)",
+    "global_loss": "loss of the model sent out",
 }
 _SCALE = "cividis"  # readable with any colour vision
 
@@ -48,7 +50,7 @@ def _digits(by: str) -> int:
 
 def _line(axis: Choice | Range, rows: Sequence[Row], by: str, title: str) -> Figure:
     """Draw a line for each arm; the values of a list stand at equal distances, those of a range where they are."""
-    figure, axes = plot_style.figure_of()
+    figure, axes = plot_style.figure_of(f"{title}, {words(by)}: bars are standard deviations over seeds")
     _, by_arm = best_rows(rows, by)
     place = _places(axis, rows)
     if isinstance(axis, Choice):
@@ -65,16 +67,15 @@ def _line(axis: Choice | Range, rows: Sequence[Row], by: str, title: str) -> Fig
         xs = [place[shown(row.point[axis.key])] + beside for row in own]
         ys = [scaled(row.figures[by]["mean"], by) for row in own]
         spread = [scaled(row.figures[by]["std"] or 0.0, by) for row in own]
-        colour, dashes = plot_style.colour(arm, index), ("-", "--", "-.", ":")[index % 4]
-        axes.errorbar(xs, ys, yerr=spread, color=colour, elinewidth=0.8, linestyle="none")
-        axes.plot(xs, ys, color=colour, marker="os^Dv"[index % 5], linestyle=dashes, label=arm)
+        style = plot_style.line(arm, index)
+        axes.errorbar(xs, ys, yerr=spread, color=style["color"], elinewidth=0.8, linestyle="none")
+        axes.plot(xs, ys, marker=plot_style.MARKERS[index % len(plot_style.MARKERS)], markersize=4, label=arm, **style)
         if len(set(ys)) > 1:
             best = own.index(by_arm[arm])
-            axes.plot(xs[best], ys[best], marker="*", markersize=16, color=colour, markeredgecolor="black")
-    axes.set_xlabel(axis.key)
+            axes.plot(xs[best], ys[best], marker="*", markersize=11, color=style["color"], markeredgecolor="black")
+    axes.set_xlabel(f"{axis.key} (★: best)")
     axes.set_ylabel(words(by))
-    axes.set_title(f"{title} (★: best; bars: standard deviation over seeds)", size=10)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    plot_style.legend_above(figure, axes)
     return figure
 
 
@@ -91,7 +92,8 @@ def _heat_maps(axes: Sequence[Choice | Range], rows: Sequence[Row], by: str, tit
     _, by_arm = best_rows(rows, by)
     arms = list(by_arm)
     columns = min(3, max(1, len(arms)))
-    figure, panels = plot_style.panels(math.ceil(max(1, len(arms)) / columns), columns)
+    label = f"{title}: {words(by)}, frame: best of the arm"
+    figure, panels = plot_style.panels(math.ceil(max(1, len(arms)) / columns), columns, label)
     down, right = ([shown(value) for value in axis.values] for axis in axes if isinstance(axis, Choice))
     known = [scaled(value, by) for row in rows if (value := row.mean(by)) is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
@@ -116,8 +118,8 @@ def _heat_maps(axes: Sequence[Choice | Range], rows: Sequence[Row], by: str, tit
         panel.set_yticks(range(len(down)), down)
         panel.set_xlabel(axes[1].key)
         panel.set_ylabel(axes[0].key)
-        panel.set_title(arm, size=10)
-    figure.suptitle(f"{title}: {words(by)} (frame: best of the arm)", size=11)
+        panel.set_title(arm, size=8, loc="left")
+    figure.supxlabel(f"{words(by)}; the frame is the best of the arm", size=8)
     return figure
 
 
@@ -137,7 +139,7 @@ def _parallel(axes: Sequence[Choice | Range], rows: Sequence[Row], by: str, titl
     winner, by_arm = best_rows(rows, by)
     arm = winner.arm if winner is not None else next(iter(by_arm), rows[0].arm)
     own = [row for row in rows if row.arm == arm and row.mean(by) is not None]
-    figure, panel = plot_style.figure_of()
+    figure, panel = plot_style.figure_of(f"{title}: {arm}, thick: best point")
     values = [scaled(row.figures[by]["mean"], by) for row in own]
     low, high = min(values, default=0.0), max(values, default=1.0)
     places = [_places(axis, own) for axis in axes]
@@ -169,7 +171,7 @@ def _parallel(axes: Sequence[Choice | Range], rows: Sequence[Row], by: str, titl
     panel.grid(visible=False)
     for spine in panel.spines.values():
         spine.set_visible(False)
-    panel.set_title(f"{title}: {arm} (thick: best point)", size=10)
+    panel.set_title(f"{arm} (thick: best point)", size=8, loc="left")
     return figure
 
 

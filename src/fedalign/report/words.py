@@ -7,16 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedalign.protocol.records import mean_or_none
+from fedalign.report.figures import Shown
 from fedalign.report.measures import Measure, headline
 from fedalign.report.read_runs import RunFolder
 
 _MOST_NAMED = 5  # unfinished runs that are named one by one
 BASELINE = "priority"  #: the arm that all others are compared with, if it is there
-ADD_TEST_DATA = (
-    "There is no test data, so these are figures on the priority clients' held-out data. "
-    "Rules compare losses on it too, so they are no substitute for a test. "
-    "To add test data, give test= in Python, or x_test and y_test in every .npz file."
-)
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,8 @@ def summary_words(run: RunFolder) -> list[str]:
         + _cost(run, best)
         + _failures(run)
     )
-    return [*said, ADD_TEST_DATA] if measure.heldout else said
+    advice = None if "theory" in run.summary else Shown(measure.split).advice  # the theory needs no test data
+    return said if advice is None else [*said, advice]
 
 
 def across_words(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[str]:

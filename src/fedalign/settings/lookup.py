@@ -12,6 +12,7 @@ import attrs
 
 from fedalign.errors import FedalignError, nearest
 from fedalign.settings import user_modules
+from fedalign.settings.live_objects import LIVE, Live
 from fedalign.settings.notation import parse
 from fedalign.settings.validation import arguments, check_options, options_of
 
@@ -50,6 +51,8 @@ class Registry:
         Raises :class:`FedalignError`; ``where`` is the setting that its message names.
         """
         where = where or f"the {self.noun}"
+        if name == LIVE:
+            return Live
         if ":" not in name:
             if name not in self.entries:
                 raise FedalignError(f"{where} is {name!r}; {nearest(name, self.entries)}")
@@ -107,7 +110,7 @@ class Registry:
 
         Raises :class:`FedalignError` if the options are refused or the object is not of the right kind.
         """
-        return self.build(self.find(table["kind"], folder), table, **more)
+        return self.build(self.find(table["kind"], folder), table, folder, **more)
 
     def accept(self, section: str, given: Any) -> Any:
         """Make what a text or a table names; return anything else, such as an object of the right kind, as it is.
@@ -118,12 +121,12 @@ class Registry:
         """
         return self.make(self.resolve(section, given)) if isinstance(given, str | Mapping) else given
 
-    def build(self, make: Callable[..., Any], table: Mapping[str, Any], **more: Any) -> Any:
+    def build(self, make: Callable[..., Any], table: Mapping[str, Any], folder: Path | None = None, **more: Any) -> Any:
         """Make what a table describes with the class or function that :meth:`find` gave for it."""
         name = table["kind"]
         given = self._given(make)
         options = {key: value for key, value in table.items() if key != "kind"}
-        keywords = {**arguments(options, options_of(make, given)), **more}
+        keywords = {**arguments(options, options_of(make, given), folder), **more}
         if given:
             return functools.partial(make, **keywords) if keywords else make
         try:

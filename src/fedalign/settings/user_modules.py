@@ -97,7 +97,7 @@ def _load(root: str, path: Path) -> None:
     held = _file(current)
     if held == path:
         return
-    if current is not None and (held is None or _is_installed(held)):
+    if current is not None and (held is None or is_installed(held)):
         raise FedalignError(f"{path} has the name of the installed module {root!r}; give the file another name")
     loaded_names = [key for key in sys.modules if key == root or key.startswith(f"{root}.")]
     replaced = {key: sys.modules.pop(key) for key in loaded_names}
@@ -140,7 +140,8 @@ def _file(module: ModuleType | None) -> Path | None:
     return Path(name).resolve() if name else None
 
 
-def _is_installed(path: Path) -> bool:
+def is_installed(path: Path) -> bool:
+    """Tell whether a file belongs to Python or to an installed package."""
     places = {Path(sysconfig.get_path(which)).resolve() for which in ("stdlib", "platstdlib", "purelib", "platlib")}
     return any(path.is_relative_to(place) for place in places)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalign.errors import FedalignError, nearest
+from fedalign.settings.own_schedules import own_schedule
 from fedalign.settings.typed_values import check_type, holdable, parts
 from fedalign.training.schedules import Schedule, as_schedule
 
@@ -81,14 +82,19 @@ def check_given(section: str, table: Mapping[str, Any], known: Mapping[str, insp
     return checked
 
 
-def arguments(table: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Turn checked options into Python arguments: tuples, paths, None for ``false`` and schedules for their tables."""
+def arguments(
+    table: Mapping[str, Any], known: Mapping[str, inspect.Parameter], folder: Path | None = None
+) -> dict[str, Any]:
+    """Turn checked options into Python arguments: tuples, paths, None for ``false`` and schedules for their tables.
+
+    Users' own schedules (``schedule = "module:Name"``) are looked for in ``folder`` first.
+    """
     made = {}
     for key, value in table.items():
         annotation = known[key].annotation if key in known else Any
         made[key] = check_type(key, value, annotation)
         if isinstance(value, Mapping) and Schedule in parts(annotation):
-            made[key] = as_schedule(value, key)
+            made[key] = own_schedule(value, key, folder) or as_schedule(value, key)
     return made
 
 

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedalign.data.federation import Federation
-from fedalign.errors import FedalignError
+from fedalign.errors import FedalignError, FederationWarning
 from fedalign.simulation.engine import batchnorm
 from fedalign.simulation.engine.jobs import Data
 from fedalign.simulation.engine.random_functions import HashedDraws
-from fedalign.training.losses import PerSampleLoss, cross_entropy
+from fedalign.training.losses import PerSampleLoss, binary_cross_entropy, classes_first, cross_entropy, has_logits
 
 _ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 def check_model(template: nn.Module, data: Data, federations: Sequence[Federation], loss: PerSampleLoss) -> bool:
     """Refuse a model, labels or a loss that don't fit each other; return whether accuracies can be computed."""
-    _refuse_hidden_randomness(template, data)
+    _use_numbers(template, data)
     x, y = data.batch(_some_rows(data, 2))
-    kind = f"{str(x.dtype).removeprefix('torch.')} samples of shape {tuple(x.shape[1:])}"
-    try:
-        with torch.no_grad(), HashedDraws(None):
-            outputs = copy.deepcopy(template).to(data.device).eval()(x)
-    except FedalignError:
-        raise
-    except _ERRORS as error:
-        raise FedalignError(f"the model does not take {kind}: {_first_line(error)}") from error
-    scores = data.has_classes and outputs.dim() > 1 and outputs.shape[1] > 1
-    if scores or (data.has_classes and loss is cross_entropy):
-        classes = outputs.shape[1] if outputs.dim() > 1 else 1
-        for federation in {id(f): f for f in federations}.values():
-            _check_labels(federation, classes)
-    elif loss is cross_entropy:
-        raise FedalignError(
-            "the labels are real numbers, which cross-entropy cannot use; use squared-error (fedalign.squared_error)"
-        )
+    outputs = _outputs(template, x, data)
+    _refuse_hidden_randomness(template, data)
+    accuracy = _check_targets(outputs, y, {id(f): f for f in federations}.values(), loss)
     try:
         with torch.no_grad():
             losses = loss(outputs, y)
@@ -50,7 +37,70 @@ def check_model(template: nn.Module, data: Data, federations: Sequence[Federatio
         raise FedalignError(
             f"the loss must give one number per sample; for {len(y)} it gave shape {tuple(losses.shape)}"
         )
-    return bool(scores)
+    return accuracy
+
+
+def _use_numbers(template: nn.Module, data: Data) -> None:
+    """Turn whole numbers into floating-point ones if the model takes these alone: they are features, not tokens."""
+    if data.x.is_floating_point() or data.x.dtype == torch.uint8:
+        return  # uint8 data become numbers batch by batch
+    x, _ = data.batch(_some_rows(data, 2))
+    module = copy.deepcopy(template).to(data.device).eval()
+    with torch.no_grad(), HashedDraws(None):
+        try:
+            module(x)
+        except _ERRORS:
+            try:
+                module(x.to(data.dtype))
+            except _ERRORS:
+                return  # the check that follows reports what is wrong
+            data.x = data.x.to(data.dtype)
+
+
+def _outputs(template: nn.Module, x: torch.Tensor, data: Data) -> torch.Tensor:
+    kind = f"{str(x.dtype).removeprefix('torch.')} samples of shape {tuple(x.shape[1:])}"
+    try:
+        with torch.no_grad(), HashedDraws(None):
+            outputs = copy.deepcopy(template).to(data.device).eval()(x)
+    except FedalignError:
+        raise
+    except _ERRORS as error:
+        pixels = data.x.dtype == torch.uint8 and any(isinstance(m, nn.Embedding) for m in template.modules())
+        hint = "; uint8 data are pixels and become x/255: give tokens as int64" if pixels else ""
+        raise FedalignError(f"the model does not take {kind}: {_first_line(error)}{hint}") from error
+    if not isinstance(outputs, torch.Tensor):
+        raise FedalignError(
+            f"the model must return a tensor, not a {type(outputs).__name__}; wrap it in a module that returns one"
+        )
+    return outputs
+
+
+def _check_targets(
+    outputs: torch.Tensor, y: torch.Tensor, federations: Iterable[Federation], loss: PerSampleLoss
+) -> bool:
+    """Refuse targets that the outputs or the loss cannot have; return whether there is an accuracy.
+
+    There is one for scores of classes, and for logits of two classes or of several labels (:func:`losses.hits`). A
+    single output under a loss of the user's own may be anything, so it has none.
+    """
+    classes = not y.is_floating_point()
+    if loss is binary_cross_entropy or (classes and y.dim() > 1 and has_logits(outputs, y)):
+        for federation in federations:
+            _check_binary(federation)
+        return has_logits(outputs, y)
+    scores = classes and outputs.dim() > 1 and outputs.shape[1] > 1
+    if scores and y.dim() == 2 and y.shape[1] == 1 and outputs.dim() == 2:
+        raise FedalignError("the labels have the shape (n, 1), as one label of several; give class numbers as (n,)")
+    if scores or (classes and loss is cross_entropy):
+        found = classes_first(outputs, y)
+        _warn_of_two_readings(outputs, y)
+        for federation in federations:
+            _check_labels(federation, found.shape[1] if found.dim() > 1 else 1)
+    elif loss is cross_entropy:
+        raise FedalignError(
+            "the labels are real numbers, which cross-entropy cannot use; use squared-error (fedalign.squared_error)"
+        )
+    return scores and classes_first(outputs, y)[:, 0].shape == y.shape
 
 
 def check_repeatable(template: nn.Module) -> None:
@@ -98,10 +148,33 @@ def _check_labels(federation: Federation, classes: int) -> None:
         for split in ("train", "heldout", "test"):
             rows = client.rows(split)
             if len(rows) and int(labels[rows].max()) >= classes:
+                hint = "; one logit for two classes needs the loss binary-cross-entropy" if classes == 1 else ""
                 raise FedalignError(
                     f"client {client.name!r} has label {int(labels[rows].max())} in its {split} data, "
-                    f"but the model has {classes} outputs (labels 0 to {classes - 1})"
+                    f"but the model has {classes} outputs (labels 0 to {classes - 1}){hint}"
                 )
+
+
+def _check_binary(federation: Federation) -> None:
+    """Refuse targets other than 0 and 1."""
+    y = federation.pool.y
+    if bool(((y == 0) | (y == 1)).all()):
+        return
+    wrong = y[(y != 0) & (y != 1)].reshape(-1)[0].item()
+    raise FedalignError(
+        f"the targets hold {wrong:g}, but the model has one logit for each of them, so they must be 0 or 1"
+    )
+
+
+def _warn_of_two_readings(outputs: torch.Tensor, y: torch.Tensor) -> None:
+    """Say how scores are read whose classes may be the second or the last dimension."""
+    positions = tuple(y.shape[1:])
+    if positions and tuple(outputs.shape[1:-1]) == positions == tuple(outputs.shape[2:]):
+        warnings.warn(
+            f"outputs of shape (n, {', '.join(map(str, outputs.shape[1:]))}) are read as (samples, positions, classes)",
+            FederationWarning,
+            stacklevel=5,
+        )
 
 
 def _some_rows(data: Data, count: int) -> torch.Tensor:

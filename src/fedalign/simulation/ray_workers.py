@@ -20,7 +20,7 @@ from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import RoundDone
 from fedalign.settings import user_modules
 from fedalign.simulation.driver import Event
-from fedalign.simulation.simulation import Simulation, SimulationResult
+from fedalign.simulation.simulation import EngineName, Simulation, SimulationResult
 from fedalign.simulation.spec import ModelFactory, RunSpec
 from fedalign.training.losses import PerSampleLoss, cross_entropy
 
@@ -40,6 +40,8 @@ class RaySimulation:
         loss: PerSampleLoss = cross_entropy,
         device: str = "auto",
         tf32: bool = False,
+        engine: EngineName = "batched",
+        chunk: int | None = None,
         workers: int | None = None,
     ) -> None:
         if workers is not None and workers < 1:
@@ -56,7 +58,7 @@ class RaySimulation:
         self._specs, self._model = [_for_worker(spec) for spec in specs], model
         self._infos = [spec.info for spec in specs]
         self._callbacks = [[c for c in spec.callbacks if not _in_worker(c)] for spec in specs]
-        self._options = {"loss": loss, "device": self.device.type, "tf32": tf32}
+        self._options = {"loss": loss, "device": self.device.type, "tf32": tf32, "engine": engine, "chunk": chunk}
         count = min(len(specs), workers or (gpus if self.device.type == "cuda" else machines))
         self._shares = [list(range(first, len(specs), count)) for first in range(count)]
         if self.device.type == "cuda":

@@ -92,11 +92,7 @@ def setting_of(settings: Mapping[str, Any], federation: Federation, local: Local
             f"all clients must make the same number E of local steps, not {sorted(steps)}: set local.steps"
         )
     smallest = min(len(client.train) for client in federation.clients)
-    batch = (
-        None
-        if local.batch_size is None or local.batch_size >= max(len(c.train) for c in federation.clients)
-        else local.batch_size
-    )
+    batch = None if local.batch is None or local.batch >= max(len(c.train) for c in federation.clients) else local.batch
     if batch is not None and not local.fresh and next(iter(steps)) > 1:
         raise FedalignError(
             "Assumption 3 (unbiased gradients) fails: the batches of a pass over the data depend on each other; "

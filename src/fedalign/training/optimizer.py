@@ -12,7 +12,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -45,7 +45,7 @@ class LocalOptimizer(abc.ABC):
     lr: Schedulable  #: learning rate: a number, a schedule, or a callable of the round
     epochs: int | None = None  #: passes over the data in a round; exactly one of epochs and steps
     steps: int | None = None  #: batches in a round, continuing into further passes where needed
-    batch_size: int | None = 50  #: None: full batch
+    batch_size: int | Literal["full"] | None = 50  #: "full" or None: all of a client's samples in one batch
     fresh: bool = False  #: draw every batch of `steps` anew, as the theory has it, not in passes over the data
     weight_decay: float = field(default=0.0, kw_only=True)  #: how strongly weights are pulled towards zero
     clip: float | None = field(default=None, kw_only=True)  #: largest gradient norm; None: no clipping
@@ -58,13 +58,15 @@ class LocalOptimizer(abc.ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", as_schedule(self.lr, "lr"))
+        if self.batch_size == "full":
+            object.__setattr__(self, "batch_size", None)
         if (self.epochs is None) == (self.steps is None):
             raise FedalignError(f"give epochs or steps, one of the two, not epochs={self.epochs}, steps={self.steps}")
         for name in ("epochs", "steps", "batch_size"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1):
                 raise FedalignError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if self.fresh and (self.steps is None or self.batch_size is None):
+        if self.fresh and (self.steps is None or self.batch is None):
             raise FedalignError("fresh draws every batch anew, so it goes with steps and a batch_size")
         self._check_not_negative("weight_decay", "mu")
         if self.clip is not None and not (isinstance(self.clip, numbers.Real) and float(self.clip) > 0):
@@ -105,6 +107,11 @@ class LocalOptimizer(abc.ABC):
         return StackOfOne(self, parameters)
 
     @property
+    def batch(self) -> int | None:
+        """The size of a batch as a number; None for the full batch."""
+        return None if self.batch_size is None or self.batch_size == "full" else int(self.batch_size)
+
+    @property
     def is_plain(self) -> bool:
         """Whether a step is ``w ← w − η·∇loss`` and nothing else, which engines may fuse with the gradient."""
         return False
@@ -115,7 +122,7 @@ class LocalOptimizer(abc.ABC):
 
     def batches_per_epoch(self, samples: int) -> int:
         """Count the batches of one pass, the last partial one included."""
-        return 1 if self.batch_size is None else math.ceil(samples / self.batch_size)
+        return 1 if self.batch is None else math.ceil(samples / self.batch)
 
     def width_for(self, samples: int) -> int:
         """Give the width that a client's batches are padded to when clients are stacked.
@@ -129,7 +136,7 @@ class LocalOptimizer(abc.ABC):
         """
         grain = max(8, 1 << max(0, samples.bit_length() - 4))
         rounded = -(-samples // grain) * grain
-        return rounded if self.batch_size is None else min(self.batch_size, rounded)
+        return rounded if self.batch is None else min(self.batch, rounded)
 
     def steps_for(self, samples: int) -> int:
         """Count a round's local steps of a client with so many training samples."""
@@ -145,9 +152,9 @@ class LocalOptimizer(abc.ABC):
         if self.epochs is not None:
             return self.epochs * samples
         if self.fresh:
-            return (self.steps or 0) * min(self.batch_size or samples, samples)
+            return (self.steps or 0) * min(self.batch or samples, samples)
         passes, rest = divmod(self.steps or 0, self.batches_per_epoch(samples))
-        return passes * samples + min(rest * (self.batch_size or samples), samples)
+        return passes * samples + min(rest * (self.batch or samples), samples)
 
     def rate(self, round: int, rounds: int, step: int, steps: int) -> float:
         """Give η for one local step (``step`` of ``steps`` in this round)."""

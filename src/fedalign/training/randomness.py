@@ -37,6 +37,7 @@ class Purpose(enum.IntEnum):
     DROPOUT = 7  # and every other random number that a model draws while it trains
     ADVERSARY = 8
     BUCKETS = 9
+    TEST_SPLIT = 10
 
 
 def _splitmix(z: U64) -> U64:

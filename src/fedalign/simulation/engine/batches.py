@@ -95,7 +95,7 @@ class Outlines:
 def batches_for(jobs: Sequence[TrainJob], data: Data, outline: Outline | None = None) -> Batches:
     """Make the batches of jobs that share their local work. A job's batches don't depend on the other jobs."""
     outline = outline or Outline(jobs, data)
-    if jobs[0].local.batch_size is None:
+    if jobs[0].local.batch is None:
         order = outline.owned[:, None, :].expand(-1, outline.epochs, -1)
     else:
         order = _shuffled(jobs, data, outline)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -98,7 +99,8 @@ class VmapStepper:
         weights = torch.full((2, 2), 0.5, dtype=self._layout.dtype, device=x.device)
         keys = torch.arange(2, device=x.device) if self._draws else None
         try:
-            with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop")  # the result says so, if it matters
                 self._module.train()
                 self._gradient(parameters, named, x, y, weights, keys)
                 self.forward(two, x)

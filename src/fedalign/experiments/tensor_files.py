@@ -1,0 +1,46 @@
+"""Tensors in safetensors files: with ordinary permissions, each by itself, and with checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path, info: dict[str, str] | None = None) -> None:
+    """Write a safetensors file with the permissions of any new file; the library's own are for the owner alone."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    permissions = path.stat().st_mode
+    save_file(tensors, path, info)
+    path.chmod(stat.S_IMODE(permissions))
+
+
+def separate(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return tensors on the CPU that share no memory, as equal models do at a run's start: a file holds each alone."""
+    tensors = {name: torch.as_tensor(tensor).detach().cpu().contiguous() for name, tensor in given.items()}
+    return {name: tensor.clone() if _is_shared(name, tensor, tensors) else tensor for name, tensor in tensors.items()}
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return a checksum of tensors and their names."""
+    checksum = hashlib.sha256()
+    for name in sorted(tensors):
+        checksum.update(name.encode())
+        checksum.update(tensors[name].numpy().data)  # no copy: a snapshot may be hundreds of megabytes
+    return checksum.hexdigest()
+
+
+def _is_shared(name: str, tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Tell whether an earlier tensor lies in the same memory."""
+    for other, earlier in tensors.items():
+        if other == name:
+            return False
+        if earlier.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+            return True
+    return False
