@@ -73,15 +73,12 @@ def _blank_pictures(request, monkeypatch):
     """Render no pictures, which takes most of a short run's time; tests of pictures have the mark ``pictures``."""
 
     def save(figure, path, suffixes=(".png", ".pdf")):
-        plt.close(figure)
         targets = [path.with_name(path.name + suffix) for suffix in suffixes]
         for target in targets:
             target.write_bytes(blank(target.suffix))
         return targets
 
     if request.node.get_closest_marker("pictures") is None:
-        import matplotlib.pyplot as plt
-
         monkeypatch.setattr(plot_style, "save", save)
 
 

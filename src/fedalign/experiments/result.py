@@ -136,7 +136,7 @@ class ExperimentResult:
         from fedalign.report.terminal import tables
 
         text = io.StringIO()
-        Console(file=text, width=100, force_jupyter=False).print(*tables(self.summary), sep="\n")
+        Console(file=text, width=100, force_terminal=False, force_jupyter=False).print(*tables(self.summary), sep="\n")
         return text.getvalue()
 
     def __str__(self) -> str:

@@ -122,9 +122,7 @@ def rounds_axis(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path, suffixes: Sequence[str] = (".png", ".pdf")) -> list[Path]:
-    """Write a figure to ``path`` plus each suffix, close it, and return the files' paths."""
-    import matplotlib.pyplot as plt
-
+    """Write a figure to ``path`` plus each suffix, and return the files' paths."""
     written = []
     for suffix in suffixes:
         metadata: dict[str, str | None] = {"Title": str(figure.get_label())}
@@ -134,7 +132,6 @@ def save(figure: Figure, path: Path, suffixes: Sequence[str] = (".png", ".pdf"))
         with _styled():
             figure.savefig(target, metadata=metadata)
         written.append(target)
-    plt.close(figure)
     return written
 
 
@@ -145,12 +142,10 @@ def _styled() -> AbstractContextManager[None]:
 
 
 def _subplots(rows: int, columns: int, size: tuple[float, float], title: str, **options: Any) -> tuple[Figure, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")  # no display is needed
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     with _styled():
-        figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **options)
+        figure = Figure(figsize=size, layout="constrained")  # not pyplot's: that would change how notebooks show plots
+        axes = figure.subplots(rows, columns, squeeze=False, **options)
     figure.set_label(title)
     return figure, axes
