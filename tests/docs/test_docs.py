@@ -76,8 +76,8 @@ def test_the_map_names_files_that_exist():
     assert not missing, f"the README's map names files that don't exist: {missing}"
 
 
-def test_the_guide_lists_every_key_of_the_output():
-    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+def test_the_page_of_output_files_lists_every_key():
+    guide = (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8")
     named = {
         word
         for code in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", guide, flags=re.DOTALL))

@@ -95,7 +95,11 @@ class Driver:
     def _measure_attacks(self, runs: Sequence[LiveRun]) -> None:
         """Measure how often the models that are served now fall for the attackers' trigger."""
         stamped = [(run, run.request, run.hostile.stamped) for run in runs if run.hostile is not None]
-        asked = [(run, done, pool) for run, done, pool in stamped if isinstance(done, RoundDone) and pool is not None]
+        asked = [
+            (run, done, pool)
+            for run, done, pool in stamped
+            if isinstance(done, RoundDone) and pool is not None and not isinstance(done.model, tuple)  # one a client
+        ]
         jobs = [EvalJob(done.model, pool, np.arange(len(pool.y))) for _, done, pool in asked]
         for (run, done, _), measure in zip(asked, self.engine.evaluate(jobs), strict=True):
             run.request = replace(done, record=replace(done.record, attack_success=measure.accuracy))
