@@ -1,4 +1,4 @@
-"""The table of the users' metrics, for the terminal and the HTML page: a row for each arm, a column for each metric and group of clients."""
+"""The table of the users' metrics, for the terminal and the HTML page: a row for each arm, a column for each metric."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 from rich.table import Table
 
 _MOST = 4  # metrics that fit into a terminal; the others are in summary.json
-
-
 TITLE = "Metrics"
 NOTE = "Means over priority | free clients, last 10 rounds."
 
