@@ -70,7 +70,9 @@ def test_metrics_callbacks_and_trackers_of_an_experiment_in_python():
             assert isinstance(best, torch.nn.Linear)
             assert not best.training
     assert "theirs" in str(result)
-    assert "stopped early" in Path("out/report.html").read_text()
+    page = Path("out/report.html").read_text()
+    assert "stopped early" in page
+    assert "Metrics of experiment" in page
     again = fa.ExperimentResult.read("out")
     assert again.stopped == result.stopped
     assert json.loads(Path("out/summary.json").read_text())["arms"]["all"]["metrics"].keys() == {"f1", "half", "theirs"}

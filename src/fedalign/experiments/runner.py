@@ -111,7 +111,8 @@ def _prepare(
     elif folder.is_dir() and (folder / "config.toml").exists():
         held = read_settings(folder).get("name", "another experiment")
         raise FedalignError(
-            f"{folder} already holds a run of {held!r}; continue it with --resume, or choose another --out"
+            f"{folder} already holds a run of {held!r}; continue it with --resume (resume=True in Python), "
+            "or choose another folder"
         )
     runs = experiment.specs()
     stores = [RunStore(folder / arm / f"seed-{seed}") for arm, seed, _ in runs]

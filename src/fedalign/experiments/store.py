@@ -149,14 +149,19 @@ class RunStore:
         """Refuse a log in which rounds are repeated or missing; checkpoints notice damaged lines."""
         check_order(self.log, rounds_in(self.log))
 
-    def check_length(self, rounds: int) -> None:
-        """Refuse a log of ``rounds`` rounds if a checkpoint knows of more: lines at its end are missing."""
+    def whole_history(self) -> History:
+        """Read the rounds, and refuse a log with fewer than the last checkpoint has: lines at its end are missing."""
+        known = self._rounds_of_checkpoint()  # before the log, which a run under way writes first
+        history = self.history()
+        check_length(self.log, len(history), known)
+        return history
+
+    def _rounds_of_checkpoint(self) -> int:
         try:
             with safe_open(self._latest, framework="pt") as file:
-                known = int(_info(file.metadata() or {})["rounds"])
+                return int(_info(file.metadata() or {})["rounds"])
         except (SafetensorError, OSError, KeyError, ValueError):
-            return  # a resume says what is wrong with it
-        check_length(self.log, rounds, known)
+            return 0  # a resume says what is wrong with it
 
     def diverged(self) -> str | None:
         """Say how this run diverged, if it did."""

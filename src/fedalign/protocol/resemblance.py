@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -17,12 +18,15 @@ def measure_resemblance(verification: Verification) -> Generator[Request, Any, d
     """Return how much each client's update is like others': the mean of its two largest cosines with them.
 
     The cosines are those of the bounded updates less the priority clients' mean update. Honest clients have little in
-    common there: their data differ. Attackers that want the same have more.
+    common there: their data differ. Attackers that want the same have more. All updates are brought to the same length
+    first: else a long one would lose to the bounds what it shares with others.
     """
-    clients = verification.probed
+    clients, log = verification.probed, verification.log
     if len(clients) < 3:
         return {}
-    cosines = yield Resemble(verification.mix(clients))
+    usual = median(log.similarities[k].length for k in log.trained)
+    mix = verification.mix(clients)
+    cosines = yield Resemble(replace(mix, step={k: usual / log.similarities[k].length for k in clients}))
     return {k: sum(sorted(value for pair, value in cosines.items() if k in pair)[-2:]) / 2 for k in clients}
 
 

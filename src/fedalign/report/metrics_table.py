@@ -1,4 +1,4 @@
-"""The terminal's table of the users' metrics: a row for each arm, a column for each metric and group of clients."""
+"""The table of the users' metrics, for the terminal and the HTML page: a row for each arm, a column for each metric."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ from typing import Any
 from rich.table import Table
 
 _MOST = 4  # metrics that fit into a terminal; the others are in summary.json
+TITLE = "Metrics"
+NOTE = "Means over priority | free clients, last 10 rounds."
 
 
-def metrics_table(summary: dict[str, Any]) -> Table | None:
-    """Draw the metrics of all arms for priority and free clients; None if there are none.
+def metric_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """Return the headings, then a row for each arm: its metrics for priority and free clients; nothing without metrics.
 
-    ``summary`` is the content of ``summary.json``. More metrics than fit into a terminal are only counted.
+    ``summary`` is the content of ``summary.json``.
     """
     arms: dict[str, Any] = summary["arms"]
     names = list(dict.fromkeys(name for figures in arms.values() for name in figures.get("metrics", {})))
     if not names:
+        return []
+    rows = [[arm, *(_cell(own.get("metrics", {}).get(name)) for name in names)] for arm, own in arms.items()]
+    return [["arm", *names], *rows]
+
+
+def metrics_table(summary: dict[str, Any]) -> Table | None:
+    """Draw the metrics of all arms for a terminal; None if there are none, and more than fit are only counted."""
+    found = metric_rows(summary)
+    if not found:
         return None
-    more = f" {len(names) - _MOST} more are in summary.json." if len(names) > _MOST else ""
-    caption = f"Means over priority | free clients, last 10 rounds.{more}"
-    table = Table(title="Metrics", caption=caption)
-    table.add_column("arm", no_wrap=True)
-    for name in names[:_MOST]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for arm, figures in arms.items():
-        own = figures.get("metrics", {})
-        table.add_row(arm, *(_cell(own.get(name)) for name in names[:_MOST]))
+    left = len(found[0]) - 1 - _MOST
+    table = Table(title=TITLE, caption=f"{NOTE} {left} more are in summary.json." if left > 0 else NOTE)
+    for heading in found[0][: _MOST + 1]:
+        table.add_column(heading, justify="left" if heading == "arm" else "right", no_wrap=True)
+    for row in found[1:]:
+        table.add_row(*row[: _MOST + 1])
     return table
 
 

@@ -59,10 +59,7 @@ def read_run(folder: Path) -> RunFolder:
             else:
                 arms, seeds = list(summary["arms"]), summary["seeds"]
         stores = {arm: {seed: RunStore(folder / arm / f"seed-{seed}") for seed in seeds} for arm in arms}
-        histories = {arm: {seed: store.history() for seed, store in own.items()} for arm, own in stores.items()}
-        for arm, own in stores.items():
-            for seed, store in own.items():
-                store.check_length(len(histories[arm][seed]))
+        histories = {arm: {seed: store.whole_history() for seed, store in own.items()} for arm, own in stores.items()}
         if summary is None:
             missing = what_is_missing(stores, histories, settings["rounds"])
             histories = begun(folder, histories)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedalign.report import promise_table, theory_table
+from fedalign.report import metrics_table, promise_table, theory_table
 from fedalign.report.differences import differing, labels, setting_rows
 from fedalign.report.read_runs import RunFolder
 from fedalign.report.table import INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, NOTE, headings, incentive_rows, rows
@@ -56,6 +56,7 @@ def _section(run: RunFolder, label: str, pictures: Sequence[str]) -> dict[str, A
         "seeds": summary["seeds"],
         "device": summary.get("device"),
         "seconds": summary.get("seconds"),
+        "metrics": _metrics(summary),
         "incentive": _incentive(summary),
         "promise": _promise(summary),
         "theory": _theory(summary),
@@ -89,6 +90,14 @@ def _costs(summary: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for arm, figures in arms.items()
     ]
+
+
+def _metrics(summary: dict[str, Any]) -> dict[str, Any] | None:
+    found = metrics_table.metric_rows(summary)
+    if not found:
+        return None
+    rows = [{"cells": cells, "best": False} for cells in found[1:]]
+    return {"headings": found[0], "rows": rows, "note": metrics_table.NOTE}
 
 
 def _incentive(summary: dict[str, Any]) -> dict[str, Any] | None:

@@ -62,7 +62,7 @@ class Verified(Rule):
     rule: Rule = field(default_factory=Everyone)
     length: float = 2.0
     within: float = 8.0
-    each: float = 2.0
+    each: float = 1.0
     total: float = 10.0
     tolerance: float = 1.0
     cosine: float = -0.1
