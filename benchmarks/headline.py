@@ -19,9 +19,9 @@ TASKS = {
     "fmnist": "Fashion-MNIST, 2 of 60",
     "various-fmnist-6": "Fashion-MNIST, 6 of 60",
     "cifar10": "CIFAR-10, 2 of 60",
-    "emnist": "EMNIST, 2 of 60",
-    "various-emnist-9": "EMNIST, 9 of 60",
-    "various-emnist-18": "EMNIST, 18 of 60",
+    "emnist": "EMNIST-47 (redrawn), 2 of 60",
+    "various-emnist-9": "EMNIST-47 (redrawn), 9 of 60",
+    "various-emnist-18": "EMNIST-47 (redrawn), 18 of 60",
 }
 ARMS = {
     "all": ("all: train on everybody", "s"),

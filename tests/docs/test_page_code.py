@@ -94,7 +94,7 @@ def test_the_rule_of_the_page_on_rules_runs():
     names: dict[str, object] = {}
     exec(blocks("docs/rules.md", "python")[0], names)
     draw = torch.Generator().manual_seed(0)
-    x, weights = torch.randn(5, 60, 6, generator=draw), torch.randn(6, 4, generator=draw)
+    x, weights = torch.randn(5, 200, 6, generator=draw), torch.randn(6, 4, generator=draw)
     fed = fa.Federation.from_arrays([(one, (one @ weights).argmax(1)) for one in x], priority=[True, *[False] * 4])
     result = fa.simulate(fed, lambda: torch.nn.Linear(6, 4), names["AtLeastAsGood"](), rounds=10)
     assert {c.decision for record in result.history.rounds for c in record.clients} >= {"trained", "admitted"}
