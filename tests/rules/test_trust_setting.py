@@ -10,7 +10,7 @@ from conftest import federation
 import fedalign as fa
 from fedalign import cli
 from fedalign.experiments.config import load
-from fedalign.experiments.runner import _models_kept
+from fedalign.experiments.recorders import models_kept
 from fedalign.experiments.store import RunStore
 from fedalign.rules.verified import verify, with_trust
 
@@ -69,7 +69,7 @@ def test_arms_of_an_experiment():
     assert specs["fedalign"].rule.rule == rules["fedalign"] == specs["believing"].rule
     assert isinstance(specs["priority"].rule, fa.PriorityOnly)
     assert isinstance(specs["local"].rule, fa.Alone)
-    assert _models_kept(specs["fedalign"]) == 3
+    assert models_kept(specs["fedalign"]) == 3
     with pytest.raises(fa.FedalignError, match="trust must be"):
         load("synth-low", {"trust": "never"})
     with pytest.raises(fa.FedalignError, match=r"arm\.fedalign\.trust must be"):

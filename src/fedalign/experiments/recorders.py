@@ -25,11 +25,11 @@ def make_recorders(experiment: Experiment, specs: Sequence[RunSpec], stores: Seq
     check_repeatable(module)
     layout = Layout(module)
     size = layout.size * torch.empty(0, dtype=layout.dtype).element_size()
-    every = max(1, -(-sum(_models_kept(spec) for spec in specs) * size // _BYTES_A_ROUND))
+    every = max(1, -(-sum(models_kept(spec) for spec in specs) * size // _BYTES_A_ROUND))
     return [Recorder(store, spec.federation, spec.rounds, every) for spec, store in zip(specs, stores, strict=True)]
 
 
-def _models_kept(spec: RunSpec) -> int:
+def models_kept(spec: RunSpec) -> int:
     """Count the models' worth of numbers in a run's checkpoint."""
     clients = len(spec.federation)
     if isinstance(spec.rule, Alone):
