@@ -35,7 +35,7 @@ lint: setup
 	$(BIN)/mypy
 
 docs: setup  ## the documentation site, in docs/_build/html; a warning fails it
-	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python -m sphinx -E -a -W --keep-going -n -q -b html -d docs/_build/doctrees docs docs/_build/html
 	@echo docs/_build/html/index.html
 
 notebooks: setup  ## run the notebooks and store their outputs

@@ -51,9 +51,12 @@ def names_text(modules: list[str]) -> str:
 
 
 def _entry(module: str, name: str) -> str:
-    kind = "autoclass" if isinstance(getattr(importlib.import_module(module), name), type) else "autofunction"
-    options = ("   :members:", "   :show-inheritance:") if kind == "autoclass" else ()
-    return f"## {name}\n\n" + _rst(f".. {kind}:: {module}.{name}", *options)
+    entry = getattr(importlib.import_module(module), name)
+    if not isinstance(entry, type):
+        return f"## {name}\n\n" + _rst(f".. autofunction:: {module}.{name}")
+    told = [base for base in entry.__bases__ if base is not object and base.__name__ != name]
+    options = ["   :members:", *(["   :show-inheritance:"] if told else [])]
+    return f"## {name}\n\n" + _rst(f".. autoclass:: {module}.{name}", *options)
 
 
 def _rst(*lines: str) -> str:
@@ -89,6 +92,8 @@ def registries_text() -> str:
 
 def _options(table: Registry, name: str) -> str:
     """Write the options of a built-in as its signature has them."""
+    if table is registry.ALGORITHMS:
+        return ""  # a driver calls them, with the plan of a run
     taken = list(inspect.signature(table.find(name)).parameters.values())[table.given :]
     shown = [str(option.replace(annotation=inspect.Parameter.empty)) for option in taken]
     return ", ".join(f"`{text}`" for text in shown)

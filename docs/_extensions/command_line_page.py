@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ def reference() -> str:
 
 
 def _section(command: argparse.ArgumentParser, about: str) -> str:
-    usage = command.format_usage().removeprefix("usage: ").rstrip()
+    usage = re.sub(r" \[.h\]", "", command.format_usage().removeprefix("usage: ").rstrip())  # every command has --help
     rows = [_row(action) for action in command._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
     about = _text(command.description or about)
     parts = [f"## `{command.prog}`", about[:1].upper() + about[1:], f"```text\n{usage}\n```"]

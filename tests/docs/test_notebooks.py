@@ -27,7 +27,7 @@ def test_there_are_three():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_it_runs(name):
-    command = [sys.executable, "-m", "pytest", "--nbmake", "-p", "no:cacheprovider", "-q", str(FOLDER / name)]
+    command = [sys.executable, "-m", "pytest", "--nbmake", "-p", "no:cacheprovider", str(FOLDER / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
