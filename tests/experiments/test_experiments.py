@@ -18,8 +18,7 @@ from conftest import blobs
 from safetensors.torch import load_file, save_file
 
 from fedalign import FedalignError, cli
-from fedalign.experiments import runner
-from fedalign.experiments import store as store_module
+from fedalign.experiments import recorders, tensor_files
 from fedalign.experiments.config import load, shipped
 from fedalign.experiments.store import RunStore
 from fedalign.protocol.records import RoundRecord
@@ -324,7 +323,7 @@ def test_a_kill_while_a_checkpoint_is_written(small, tmp_path, monkeypatch):
         out = tmp_path / f"cut-{case}"
         calls = []
 
-        def broken(*arguments, calls=calls, original=store_module.save_file, **options):
+        def broken(*arguments, calls=calls, original=tensor_files.save_file, **options):
             calls.append(1)
             if len(calls) == 33:
                 Path(arguments[1]).write_bytes(b"half a che")
@@ -342,7 +341,7 @@ def test_a_kill_while_a_checkpoint_is_written(small, tmp_path, monkeypatch):
             if victim == "replace":
                 patch.setattr(Path, "replace", torn)
             else:
-                patch.setattr(store_module, "save_file", broken)
+                patch.setattr(tensor_files, "save_file", broken)
             with pytest.raises(BrokenOffError):
                 run(small, "--out", out)
         assert run(small, "--out", out, "--resume") == 0
@@ -466,7 +465,7 @@ def test_records_survive_json():
 
 @pytest.mark.slow
 def test_large_models_are_checkpointed_less_often_but_an_interrupt_keeps_the_last_round(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "_BYTES_A_ROUND", 1)
+    monkeypatch.setattr(recorders, "_BYTES_A_ROUND", 1)
     written = []
     original = RunStore.checkpoint
 
