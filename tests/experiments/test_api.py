@@ -244,6 +244,14 @@ def test_results_say_what_there_is():
         result["mine", 7]
 
 
+def test_the_table_is_plain_text_where_colours_are_forced(monkeypatch):
+    """As in a notebook, whose kernel sets this variable."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = fa.run("synth-low", "out", rounds=1, seeds=1, arms=["priority"], report=False)
+    assert "priority" in str(result)
+    assert "\x1b" not in str(result)
+
+
 def test_fingerprints_tell_objects_apart():
     def adds(n):
         return lambda x: x + n

@@ -159,3 +159,12 @@ def test_spreads_are_quartiles_in_a_panel_for_each_arm(histories):
         assert any(values.shape == expected.shape and np.allclose(values, expected) for values in drawn)
     single = {arm: {0: runs[0]} for arm, runs in histories.items()}
     assert round_plots.spreads(single, "test_accuracy", "title", "label", 1) is None
+
+
+def test_pictures_leave_the_plots_of_a_notebook_alone():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    backend = plt.get_backend()
+    figure, _ = plot_style.figure_of("a picture")
+    assert figure.get_label() == "a picture"
+    assert plt.get_fignums() == []
+    assert plt.get_backend() == backend
