@@ -1,16 +1,19 @@
 """Metrics, early stopping, the best round and trackers over Flower, as in a simulation."""
 
+import threading
 import warnings
 
 import in_process
 import pytest
 import torch
-from flwr.app import MetricRecord
+from flwr.app import Context, MetricRecord, RecordDict
 from in_process import DATA, history, model, weights
 from safetensors import safe_open
 
 import fedalign as fa
+from fedalign.experiments.folder_lock import NAME, FolderLock
 from fedalign.experiments.store import RunStore
+from fedalign.flower.server_app import main
 from fedalign.tracking.tracker import curves_of
 from fedalign.training.local import LocalSGD
 
@@ -115,3 +118,23 @@ def test_a_tracker_that_fails_does_not_end_the_run(federation, tmp_path, caplog)
 class Broken(fa.Callback):
     def on_round(self, record, model):
         raise OSError("no disk")
+
+
+def test_a_folder_that_is_written_is_refused(federation, tmp_path):
+    grid, _ = federation()
+    context = Context(1, 1, {}, RecordDict(), grid.run_config)
+    said = []
+
+    def second():
+        with pytest.raises(fa.FedalignError) as caught:
+            main(grid, context)
+        said.append(str(caught.value))
+
+    with FolderLock(tmp_path / "out"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert "out is being written by process" in said[0]
+    main(grid, context)
+    assert len(history(tmp_path)) == 5
+    assert not (tmp_path / "out" / NAME).exists()
