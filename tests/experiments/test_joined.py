@@ -187,3 +187,23 @@ def test_sweeps_stop_early_as_runs_do():
     assert any(figures["stopped"] for figures in alone.values())
     for arm, figures in found("sweep")["points"][1]["arms"].items():
         assert figures["test_accuracy"] == alone[arm]["test_accuracy"]
+
+
+def test_a_report_on_a_run_under_way_does_not_take_a_new_checkpoint_for_missing_rounds(monkeypatch):
+    Path("small.toml").write_text(SMALL)
+    fa.run("small.toml", "out", arms=["priority"], seeds=1, rounds=4, report=False, device="cpu")
+    store = RunStore(Path("out/priority/seed-0"))
+    latest, previous = (store.folder / f"checkpoint{name}.safetensors" for name in ("", "-previous"))
+    newest, lines = latest.read_bytes(), store.log.read_bytes().splitlines(keepends=True)
+    latest.write_bytes(previous.read_bytes())
+    store.log.write_bytes(b"".join(lines[:3]))
+    read = RunStore.history
+
+    def while_the_run_goes_on(self):
+        found = read(self)
+        store.log.write_bytes(b"".join(lines))
+        latest.write_bytes(newest)
+        return found
+
+    monkeypatch.setattr(RunStore, "history", while_the_run_goes_on)
+    assert len(store.whole_history()) == 3
