@@ -2,26 +2,34 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Several processes with one thread each: threads of tiny models wait for each other.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: setup demo test test-fast test-flower test-gpu lint docs notebooks bench clean
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# What the demo needs. The tests need far more packages: .installed adds them.
+$(VENV)/.package: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedalign needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.package
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11  # for tests; its dependencies bring CUDA
 	@touch $@
 
-demo: setup  ## the main job: five arms, five seeds, 200 rounds of synth-medium, with its report
+demo: $(VENV)/.package  ## the main job: five arms, five seeds, 200 rounds of synth-medium, with its report
 	$(BIN)/fedalign run synth-medium
 
 test: setup lint  ## all tests
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-fast: setup lint  ## the tests that take no server and no long run: under two minutes
-	$(BIN)/pytest -m "not slow and not processes and not pictures" --ignore=tests/reference --ignore=tests/gpu --ignore=tests/flower --ignore=tests/simulation/test_ray.py
+	$(PYTEST) -m "not slow and not processes and not pictures" --ignore=tests/reference --ignore=tests/gpu --ignore=tests/flower --ignore=tests/simulation/test_ray.py
 
 test-flower: setup  ## the tests of the federation over Flower, with real processes; also part of `make test`
 	$(BIN)/pytest tests/flower
