@@ -207,3 +207,9 @@ def test_a_report_on_a_run_under_way_does_not_take_a_new_checkpoint_for_missing_
 
     monkeypatch.setattr(RunStore, "history", while_the_run_goes_on)
     assert len(store.whole_history()) == 3
+
+
+def test_a_folder_does_not_hide_the_experiment_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "synth-low").mkdir()
+    assert fa.experiment("synth-low", rounds=3).settings["data"]["kind"] == "synth"

@@ -144,7 +144,7 @@ def load_settings(
     path = Path(name)
     if name.endswith(".toml") or path.is_file():
         table, home = _read(path), path.parent
-    elif path.is_dir():
+    elif path.is_dir() and name not in shipped():  # a folder may have the name of the experiment that wrote it
         table, home = _on_folder(path), Path()
     else:
         table, home = _read_shipped(name), Path()
