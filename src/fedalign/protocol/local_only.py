@@ -25,14 +25,14 @@ def local_only(plan: Plan, snapshot: Snapshot) -> Run:
     history = History()
     present: Present = yield WhoIsThere(snapshot.round)
     roster = present.roster
-    clients = range(len(roster))
-    priority = [k for k in clients if roster.priority[k]]
+    priority = [k for k in range(len(roster)) if roster.priority[k]]
+    clients = range(len(roster)) if plan.free_alone else priority
     start = snapshot.tensors
-    models = {k: start[_name(k)] if _name(k) in start else start["model"] for k in clients}
+    models = {k: start[_name(k)] if _name(k) in start else start["model"] for k in range(len(roster))}
     for t in range(snapshot.round, plan.rounds):
         measured: list[dict[int, Measure]] = yield Evaluate(tuple((models[k], (k,)) for k in clients), plan.match_on)
         own = {k: of_model[k] for k, of_model in zip(clients, measured, strict=True)}
-        models = dict((yield TrainAlone(models, t)))
+        models |= yield TrainAlone({k: models[k] for k in clients}, t)
         diverged = [roster.names[k] for k in clients if models[k] is None]
         if diverged:
             raise DivergedError.at(t, diverged, "the trained weights are not finite")
@@ -43,13 +43,14 @@ def local_only(plan: Plan, snapshot: Snapshot) -> Run:
             clients=tuple(
                 ClientRound(k, name, roster.priority[k], True, own[k].loss, own[k].accuracy, "trained", 0.0,
                             "alone, no server")
+                if k in own else ClientRound(k, name, False, False, None, None, "absent", 0.0, "not asked for")
                 for k, name in enumerate(roster.names)
             ),
-            samples=sum(plan.work),
+            samples=sum(plan.work[k] for k in clients) if plan.work else 0,
             heldout_accuracy=scores.heldout_accuracy,
             heldout_loss=scores.heldout_loss,
         )  # fmt: skip
-        yield RoundDone(record, tuple(models.values()), Snapshot(t + 1, {_name(k): models[k] for k in clients}))
+        yield RoundDone(record, tuple(models.values()), Snapshot(t + 1, {_name(k): models[k] for k in models}))
         history.rounds.append(record)
     return Result(tuple(models.values()), history)
 

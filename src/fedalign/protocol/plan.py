@@ -22,6 +22,7 @@ class Plan:
     evaluate_on: Split = "heldout"  #: the data that the priority clients choose candidates by
     has_test: bool = True
     measure_training: bool = True  #: also measure every aggregate on the priority clients' training data
+    free_alone: bool = True  #: where clients train alone, free clients do so too
     server: ServerOptimizer | None = None  #: None: take the aggregate as it is, as FedAvg does
     work: tuple[int, ...] = ()  #: the samples, passes included, that each client trains on in a round; for the record
 

@@ -124,6 +124,7 @@ def plan_of(spec: RunSpec) -> Plan:
         evaluate_on="heldout" if all(len(client.heldout) for client in fed.clients if client.priority) else "train",
         has_test=fed.has_test,
         measure_training=spec.measure_every == 1,
+        free_alone=spec.measure_every == 1,
         server=spec.server,
         work=tuple(spec.local.samples_for(len(client.train)) for client in fed.clients),
     )
