@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import csv
 import importlib.util
 import io
@@ -30,7 +31,7 @@ _DECISIONS: tuple[Decision, ...] = ("trained", "admitted", "base", "declined", "
 _COLUMNS = ("round", "id", "name", "priority", "reachable", "decision", "weight", "loss", "accuracy", "reason")
 
 
-class Tracker(Callback):
+class Tracker(Callback, abc.ABC):
     """A tracker: subclasses say how curves, texts, pictures and the model are written.
 
     A round is written after the store has it (:meth:`on_snapshot`), so that a tracker never knows more rounds than
@@ -64,13 +65,13 @@ class Tracker(Callback):
         self.records.append(record)
         self.write(record)
 
+    @abc.abstractmethod
     def open(self) -> int:
         """Open the run :attr:`run`, write its settings, and return how many of its rounds are already written."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def write(self, record: RoundRecord) -> None:
         """Write a round."""
-        raise NotImplementedError
 
 
 def curves_of(record: RoundRecord) -> dict[str, float]:
