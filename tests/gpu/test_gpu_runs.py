@@ -52,6 +52,7 @@ def test_a_dropout_model_trains_alike_twice(device):
 #: a process sends itself the signal of Ctrl-C when it stores round 10, however fast or loaded the machine is
 INTERRUPTED = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background ignore Ctrl-C
 from fedalign.experiments.store import RunStore
 append = RunStore.append
 def stop(self, record):
