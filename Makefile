@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: setup demo test test-fast test-flower test-gpu lint docs notebooks bench clean
+.PHONY: setup demo test test-fast test-flower test-flower-versions test-gpu lint docs notebooks bench clean
 
 setup: $(VENV)/.installed
 
@@ -33,6 +33,16 @@ test-fast: setup lint  ## the tests that take no server and no long run: under t
 
 test-flower: setup  ## the tests of the federation over Flower, with real processes; also part of `make test`
 	$(BIN)/pytest tests/flower
+
+# Each version gets an environment that differs from .venv in Flower alone. A database of 1.42 is not one of 1.41's.
+FLOWER_VERSIONS ?= 1.41.0 1.42.0
+test-flower-versions: setup  ## the tests of the federation over Flower, with every version of Flower that is supported
+	for version in $(FLOWER_VERSIONS); do \
+	  venv=$(VENV)/flower-$$version && $(PYTHON) -m venv $$venv && \
+	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($$venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/all.pth && \
+	  $$venv/bin/pip install --quiet --disable-pip-version-check --no-deps flwr==$$version --editable . && \
+	  $$venv/bin/python -m pytest tests/flower || exit 1; \
+	done
 
 test-gpu: setup  ## the tests of what runs on a GPU: kernels, engines, runs; skipped with a reason where there is none
 	$(BIN)/pytest --confcutdir=tests/gpu -rs -W default tests/gpu

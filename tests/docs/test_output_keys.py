@@ -13,10 +13,12 @@ from conftest import blobs
 
 import fedalign as fa
 from fedalign import cli
+from fedalign.monitoring.status import ClientStatus, Quorum, Status, WaitingFor
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "outputs.md"
 NAMES = {"arms": "ARM", "incentive": "ARM", "best_by_arm": "ARM", "metrics": "NAME", "attacks": "NAME"}
 NAMES |= {"stopped": "S", "diverged": "S", "hostile": "S", "keys": "KEY", "point": "KEY"}
+NAMES |= {"waited": "NAME"}
 OPEN = {"attacks.NAME", "theory.arms.ARM"}  # what is in these is documented elsewhere
 EVERYTHING = """
 rounds = 12
@@ -119,6 +121,15 @@ def test_the_files_of_runs_have_the_keys_of_the_page(tmp_path):
     known = {path.name for path in Path("all").rglob("*") if path.is_file() and path.suffix not in (".png", ".pdf")}
     text = PAGE.read_text(encoding="utf-8")
     assert not [name for name in known if name not in text]
+
+
+def test_the_status_of_a_federation_has_the_keys_of_the_page():
+    wait, quorum = WaitingFor("training", ("a",), 1.0), Quorum(1.0, 0.5, ("a",))
+    status = Status(
+        "running", 0, 5, "fedalign", "1", 0.0, 0.0, 3.0, quorum, waiting_for=wait, waited={"training": 1.0},
+        clients=(ClientStatus(0, "a", True),),
+    )  # fmt: skip
+    compare("status.json", status.to_dict())
 
 
 @pytest.mark.slow

@@ -286,14 +286,14 @@ def test_settings_of_version_0_1_mean_the_same(project, tmp_path):
 def test_the_experiments_settings_reach_the_rules(project):
     change = {"epsilon": 0.7, "match": "accuracy", "match_on": "train"}
     experiment = load(str(project / "mine.toml"), {**change, "arm.own.rule": "mine:Half", "arm.own.epsilon": 0.1})
-    rules = {arm: experiment._rule(arm) for arm in ("half", "own", "auto", "gradient", "all", "weighted", "local")}
+    rules = {arm: experiment.rule(arm) for arm in ("half", "own", "auto", "gradient", "all", "weighted", "local")}
     assert (rules["half"].epsilon, rules["half"].on, rules["half"].match_on) == (0.7, "accuracy", "train")
     assert rules["own"].epsilon == 0.1
     assert {rules[arm].match_on for arm in ("auto", "gradient", "all", "weighted")} == {"train"}
     assert isinstance(rules["local"], fa.Alone)
     assert rules["auto"].cosine == -0.1
-    assert load("synth-low", {"arm.auto.cosine": False})._rule("auto").cosine is None
-    assert load("synth-low", {"arm.auto": "auto(cosine=false, ladder=[1, 0.5])"})._rule("auto").ladder == (0.5, 1.0)
+    assert load("synth-low", {"arm.auto.cosine": False}).rule("auto").cosine is None
+    assert load("synth-low", {"arm.auto": "auto(cosine=false, ladder=[1, 0.5])"}).rule("auto").ladder == (0.5, 1.0)
     assert load("synth-low", {"local.batch_size": False}).local("all").batch_size is None
 
 
@@ -326,10 +326,10 @@ def test_flowers_settings_name_the_same_things(project, monkeypatch):
     config = {"model": "mine:net", "data": "mine:data", "trust": "report"}
     made = Settings.read({**config, "rule": "mine:Half(share=0.3)", "epsilon": 0.4, "loss": "mine:loss(smoothing=0.1)"})
     assert (made.make_rule().share, made.make_rule().epsilon) == (0.3, 0.4)
-    assert made.make_loss().keywords == {"smoothing": 0.1}
+    assert made.recipe.loss.keywords == {"smoothing": 0.1}
     assert Settings.read({**config, "rule": "auto", "cosine": 0.5}).make_rule().cosine == 0.5
     assert Settings.read({**config, "rule": "gradient(threshold=0.2)"}).make_rule().threshold == 0.2
-    assert Settings.read({**config, "optimizer": "sgd(steps=4)"}).local().steps == 4
+    assert Settings.read({**config, "optimizer": "sgd(steps=4)"}).make_local().steps == 4
     for change, message in (
         ({"rule": "local"}, "has no server"),
         ({"rule": "mine:Hlf"}, "did you mean 'Half'"),

@@ -114,6 +114,7 @@ def federation(tmp_path, keys, monkeypatch):
     """Give a function that makes a server and its grid of six nodes, with other settings where wanted."""
     for name in ("task", "run", "node"):  # which Flower sets in a ServerApp's process
         monkeypatch.setattr(TaskIdentity, f"_{name}_id", 1)
+    monkeypatch.setattr("fedalign.report.page.gallery", lambda run: [])  # drawing takes longer than the runs
     entries = tuple(Entry(fingerprint(keys[k]), f"site-{k}", k < 2) for k in range(6))
     RosterFile(entries).write(tmp_path / "roster.toml")
 
@@ -131,8 +132,11 @@ def federation(tmp_path, keys, monkeypatch):
             "wait": 0.0,
             "timeout": 0.3,
             "repeats": 0,
-            **{key.replace("_", "-"): value for key, value in settings.items()},
+            "compress": False,  # most tests look at the arrays of messages
+            "cache": False,
+            **{key if "." in key else key.replace("_", "-"): value for key, value in settings.items()},
         }
+        config = {key: value for key, value in config.items() if value is not None}
         grid = Here(keys, nodes or {k: {"partition-id": k} for k in range(6)}, config)
         return grid, lambda: Server(grid, Settings.read(config), run_id=1)
 

@@ -172,15 +172,19 @@ class Federation:
 
 
 @contextlib.contextmanager
-def started(folder, sites, priority, files, proxied=None, node_config=None):
-    """Start a federation, with the node config of each site, and end its processes at the end."""
+def started(folder, sites, priority, files, proxied=None, node_config=None, more=()):
+    """Start a federation, with the node config of each site, and end its processes at the end.
+
+    ``more`` are sites whose nodes the test starts.
+    """
     temporary = tempfile.mkdtemp(prefix="fa-")  # a short path: a socket's may have 107 characters
-    federation = Federation(folder, temporary, sites, priority, files, proxied)
+    everyone = [*sites, *more]
+    federation = Federation(folder, temporary, everyone, priority, files, proxied)
     try:
         federation.superlink()
         if federation.proxy:
             federation.nginx()
-        for name in sites:
+        for name in everyone:
             federation.flwr("supernode", "register", federation.keys / f"{name}.pub", "here")
         for name in sites:
             federation.node(name, **(node_config or {}).get(name, {}))

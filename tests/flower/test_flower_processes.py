@@ -13,6 +13,7 @@ import torch
 from processes import NGINX, started
 
 import fedalign as fa
+from fedalign.monitoring.status import read_status
 
 pytestmark = pytest.mark.processes  # some minutes: `make test-flower`
 NODES = [f"site-{k}" for k in range(6)]
@@ -208,7 +209,16 @@ def test_killed_nodes_are_lost_and_the_quorum_decides(running, ended):
     # Site 1 carries half of the priority clients' weight: with a quorum of 0.4 the others went on, with 1 they wait.
     assert rounds[1].clients[1].decision == "lost"
     assert rounds[-1].test_accuracy is not None
+    assert rounds[-1].train_loss is not None
+    out = running.folder / "faults"
+    running.wait_for(lambda: read_status(out).state == "finished", 60, "the report")
+    assert (out / "report.html").exists()
+    status = {client.name: client for client in read_status(out).clients}
+    assert (status["site-3"].decision, status["site-3"].reason) == ("lost", rounds[1].clients[3].reason)
+    assert status["site-3"].last_seen < status["site-2"].last_seen
     run = running.run("paused", rule="all", rounds=1, wait=1.0, timeout=15.0)
     running.wait_for(
         lambda: "paused before round 0" in running.flwr("log", run, "here", "--show").stdout, 60, "a pause"
     )
+    status = read_status(running.folder / "paused")
+    assert (status.state, status.quorum.missing) == ("paused", ("site-1",))

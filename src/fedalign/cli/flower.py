@@ -1,4 +1,4 @@
-"""``fedalign flower``: create a Flower app, edit its roster, and run a node."""
+"""``fedalign flower``: create a Flower app, edit its roster, run a node, and see what it and the server did."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedalign.cli import flower_fuzz, flower_owner, flower_status
 from fedalign.cli.options import Parser
 
 if TYPE_CHECKING:
     from fedalign.cli.options import Subcommands
+    from fedalign.flower.roster_file import RosterFile
 
 
 def add(commands: Subcommands) -> None:
@@ -26,18 +28,31 @@ def add(commands: Subcommands) -> None:
     action.add_argument("folder", type=Path, metavar="DIR", help="the folder to create")
     action.set_defaults(command=_flower_new)
     # All arguments go to flower-supernode, even `--help`; with this prefix argparse sees no options.
-    action = actions.add_parser("node", help="run flower-supernode with fast client start-up", prefix_chars="\0")
+    action = actions.add_parser(
+        "node", help="run flower-supernode with its owner's limits and fast client start-up", prefix_chars="\0"
+    )
     action.add_argument("arguments", nargs="*", metavar="…")
     action.set_defaults(command=_flower_node)
+    flower_status.add(actions)
+    flower_fuzz.add(actions)
     roster = actions.add_parser("roster", help="list the clients and their roles, by public key")
-    steps = roster.add_subparsers(required=True, metavar="add|show", parser_class=Parser)
-    for name, what in (("add", "add or change a client"), ("show", "list the clients")):
+    steps = roster.add_subparsers(required=True, metavar="add|remove|show", parser_class=Parser)
+    for name, what, change in (
+        ("add", "add or change a client", _with_client),
+        ("remove", "remove a client", _without_client),
+        ("show", "list the clients", None),
+    ):
         step = steps.add_parser(name, help=what)
         if name == "add":
             step.add_argument("key", type=Path, metavar="KEY.pub", help="the public key of the client's node")
             step.add_argument("--name", help="the client's name (default: the name of the key file)")
             step.add_argument("--priority", action="store_true", help="make it a priority client")
             step.add_argument("--samples", type=int, metavar="N", help="count at most N of its samples")
+            step.add_argument(
+                "--model", action=argparse.BooleanOptionalAction, help="may it have the final model, or not"
+            )
+        elif name == "remove":
+            step.add_argument("client", metavar="NAME|KEY.pub", help="the client's name, or its public key")
         step.add_argument(
             "--roster",
             type=Path,
@@ -45,7 +60,8 @@ def add(commands: Subcommands) -> None:
             metavar="FILE",
             help="the roster file (default: roster.toml)",
         )
-        step.set_defaults(command=_flower_roster, add=name == "add")
+        step.set_defaults(command=_flower_roster, change=change, makes=name == "add")
+    flower_owner.add(actions)
 
 
 def _flower_new(options: argparse.Namespace) -> int:
@@ -59,20 +75,19 @@ def _flower_new(options: argparse.Namespace) -> int:
 
 
 def _flower_node(options: argparse.Namespace) -> int:
-    from fedalign.flower.warm import node
+    from fedalign.flower.start_node import node
 
     node(options.arguments)
 
 
 def _flower_roster(options: argparse.Namespace) -> int:
-    from fedalign.flower.roster_file import Entry, RosterFile, fingerprint
+    from fedalign.flower.roster_file import RosterFile
 
     console = Console(highlight=False)
     path: Path = options.roster
-    roster = RosterFile.read(path) if path.exists() or not options.add else RosterFile(())
-    if options.add:
-        key = fingerprint(options.key.read_bytes())
-        roster = roster.adding(Entry(key, options.name or options.key.stem, options.priority, options.samples))
+    roster = RosterFile.read(path) if path.exists() or not options.makes else RosterFile(())
+    if options.change is not None:
+        roster = options.change(roster, options)
         roster.write(path)
     table = Table(box=None, padding=(0, 2))
     for heading in ("name", "role", "samples", "key (SHA-256)"):
@@ -83,3 +98,17 @@ def _flower_roster(options: argparse.Namespace) -> int:
     console.print(table)
     console.print(f"other keys: {'free clients' if roster.unknown == 'free' else 'refused'}; {escape(str(path))}")
     return 0
+
+
+def _with_client(roster: RosterFile, options: argparse.Namespace) -> RosterFile:
+    from fedalign.flower.roster_file import Entry, fingerprint
+
+    key = fingerprint(options.key.read_bytes())
+    return roster.adding(Entry(key, options.name or options.key.stem, options.priority, options.samples, options.model))
+
+
+def _without_client(roster: RosterFile, options: argparse.Namespace) -> RosterFile:
+    from fedalign.flower.roster_file import fingerprint
+
+    path = Path(options.client)
+    return roster.removing(fingerprint(path.read_bytes()) if path.is_file() else options.client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
     from fedalign.cli.options import Subcommands
+    from fedalign.report.serve import LiveReport
 
 
 def add(commands: Subcommands) -> None:
@@ -44,19 +46,28 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from fedalign.report.serve import LiveReport, ReportServer
+    from fedalign.report.serve import LiveReport
 
     if options.out is not None:
         raise FedalignError("--serve writes nothing, so it takes no --out")
-    if options.port is not None and not 0 <= options.port <= 65535:
-        raise FedalignError(f"--port must be from 0 to 65535, not {options.port}")
-    report = LiveReport(options.folders)
+    return serve(lambda: LiveReport(options.folders), options.port, "The report is at {address}")
+
+
+def serve(make: Callable[[], LiveReport], port: int | None, words: str) -> int:
+    """Make a live report and serve it until Ctrl-C; ``words`` say where ``{address}`` is.
+
+    Raises :class:`FedalignError` for a port that cannot be used, and for a damaged folder.
+    """
+    from fedalign.report.serve import ReportServer
+
+    if port is not None and not 0 <= port <= 65535:
+        raise FedalignError(f"--port must be from 0 to 65535, not {port}")
+    report = make()
     report.data()  # a damaged folder is reported here, not to a browser
-    with ReportServer(report, options.port or 0) as server:
+    with ReportServer(report, port or 0) as server:
         console = Console(highlight=False)
-        console.print(
-            f"The report is at {server.address} while this command runs. Press Ctrl-C to end it.", soft_wrap=True
-        )
+        where = words.format(address=server.address)
+        console.print(f"{where} while this command runs. Press Ctrl-C to end it.", soft_wrap=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from fedalign.callbacks import Callback, Stopped
+from fedalign.data.client import Client
 from fedalign.data.federation import Federation
 from fedalign.errors import DivergedError
 from fedalign.experiments.store import Mark, RunStore
 from fedalign.protocol.messages import Snapshot
-from fedalign.protocol.records import RoundRecord
+from fedalign.protocol.records import ClientRound, RoundRecord
 from fedalign.simulation.simulation import SimulationResult
 
 
@@ -23,7 +24,7 @@ class Recorder(Callback):
     A round whose model has a loss or a number that is not finite is written into the log and is no checkpoint: a run
     cannot go on from it. The last good round before it stays the checkpoint.
     ``every`` says after how many rounds a checkpoint is written; the last one before an interruption always is.
-    Without a ``federation``, as over Flower, there are no clients' test figures to write.
+    Without a ``federation``, as over Flower, the last round tells who the clients are.
     """
 
     needs_model = False
@@ -53,8 +54,10 @@ class Recorder(Callback):
         """Write the final weights, and the final model's accuracy and loss on every client's test data."""
         if result.error is not None:
             return
-        if self._federation is not None:
-            self._store.save_clients(client_rows(self._federation, result))
+        clients = self._federation.clients if self._federation is not None else result.history.rounds[-1].clients
+        rows = client_rows(clients, result)
+        if rows or self._federation is not None:  # over Flower, all clients may have gone by now
+            self._store.save_clients(rows)
         names = self._federation.roster.names if self._federation is not None else ()
         self._store.save_model(named_tensors(names, result.model))
 
@@ -80,7 +83,7 @@ def is_finite(snapshot: Snapshot) -> bool:
     return all(bool(torch.isfinite(torch.as_tensor(tensor)).all()) for tensor in snapshot.tensors.values())
 
 
-def client_rows(federation: Federation, result: SimulationResult) -> list[dict[str, Any]]:
+def client_rows(clients: Sequence[Client | ClientRound], result: SimulationResult) -> list[dict[str, Any]]:
     """Return the lines of ``clients.json``: every client's test figures with the final model."""
     return [
         {
@@ -91,7 +94,7 @@ def client_rows(federation: Federation, result: SimulationResult) -> list[dict[s
             "test_loss": measure.loss if math.isfinite(measure.loss) else None,
             "test_samples": measure.samples,
         }
-        for k, (client, measure) in enumerate(zip(federation.clients, result.clients, strict=True))
+        for k, (client, measure) in enumerate(zip(clients, result.clients, strict=True))
         if measure is not None
     ]
 

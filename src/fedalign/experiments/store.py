@@ -1,6 +1,7 @@
 """One run's folder: rounds as they happen, a checkpoint that survives a kill, and the final weights.
 
 After every round the line is flushed first, then the checkpoint replaces the old one, which is kept as ``previous``.
+Both are on disk before a checkpoint counts, so a power failure loses no round that has one.
 A checkpoint is a safetensors file: the snapshot's tensors by name, and a small JSON. It knows how long ``rounds.jsonl``
 was, so what a killed run wrote after it is cut off on resume. It carries checksums of itself and of the log up to
 there, so damage is noticed.
@@ -21,8 +22,9 @@ from safetensors import SafetensorError, safe_open
 
 from fedalign.callbacks import Stopped
 from fedalign.errors import DivergedError, FedalignError
+from fedalign.experiments.durable_files import sync_file
 from fedalign.experiments.round_order import check_length, check_order, rounds_in
-from fedalign.experiments.tensor_files import digest, save_tensors, separate
+from fedalign.experiments.tensor_files import digest, replace_tensors, separate
 from fedalign.protocol.messages import Snapshot
 from fedalign.protocol.records import History, RoundRecord
 
@@ -85,7 +87,7 @@ class RunStore:
         return Mark(record.round + 1, offset, self._log_digest.hexdigest())
 
     def checkpoint(self, mark: Mark, snapshot: Snapshot) -> None:
-        """Store the snapshot that belongs to a mark."""
+        """Store the snapshot that belongs to a mark. The log up to there, and the checkpoint, are then on disk."""
         tensors = separate(snapshot.tensors)
         info = {
             "format": FORMAT,
@@ -95,12 +97,9 @@ class RunStore:
             "values": json.dumps(snapshot.values),
             "tensors": digest(tensors),
         }
-        fresh = self._latest.with_suffix(".new")
+        sync_file(self.log)
         # In one text: safetensors writes several in a random order, and the same run shall give the same bytes.
-        save_tensors(tensors, fresh, {"fedalign": json.dumps(info)})
-        if self._latest.exists():
-            self._latest.replace(self._previous)
-        fresh.replace(self._latest)
+        replace_tensors(tensors, self._latest, {"fedalign": json.dumps(info)}, keep=self._previous)
 
     def checkpoints(self) -> tuple[list[Checkpoint], list[str]]:
         """Read the usable checkpoints, newest first, and say what is wrong with the others.
@@ -196,15 +195,11 @@ class RunStore:
 
     def save_best(self, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
         """Write the weights of the best round, with what is known about it."""
-        fresh = self.best.with_suffix(".new")
-        save_tensors(tensors, fresh, about)
-        fresh.replace(self.best)
+        replace_tensors(tensors, self.best, about)
 
     def save_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write the final weights."""
-        fresh = self.model.with_suffix(".new")
-        save_tensors(tensors, fresh)
-        fresh.replace(self.model)
+        replace_tensors(tensors, self.model)
 
     def save_clients(self, clients: Sequence[dict[str, Any]]) -> None:
         """Write the final model's accuracy and loss on every client's own test data."""

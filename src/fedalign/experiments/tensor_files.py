@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: with ordinary permissions, each by itself, and with checksums."""
+"""Tensors in safetensors files: with ordinary permissions, each by itself, with checksums, and safe on disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from fedalign.experiments.durable_files import sync_file, sync_folder
+
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path, info: dict[str, str] | None = None) -> None:
     """Write a safetensors file with the permissions of any new file; the library's own are for the owner alone."""
@@ -19,6 +21,22 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path, info: dict[str, s
     permissions = path.stat().st_mode
     save_file(tensors, path, info)
     path.chmod(stat.S_IMODE(permissions))
+
+
+def replace_tensors(
+    tensors: dict[str, torch.Tensor], path: Path, info: dict[str, str] | None = None, keep: Path | None = None
+) -> None:
+    """Write a safetensors file in place of an earlier one, which becomes ``keep`` if that is given.
+
+    A kill or a power failure leaves the old file or the new one, never a part; on return the new one is on disk.
+    """
+    fresh = path.with_suffix(".new")
+    save_tensors(tensors, fresh, info)
+    sync_file(fresh)  # before it has its name: after a power failure that would be the name of an empty file
+    if keep is not None and path.exists():
+        path.replace(keep)
+    fresh.replace(path)
+    sync_folder(path.parent)
 
 
 def separate(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -4,50 +4,105 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 
 from fedalign.errors import FedalignError
+from fedalign.flower.control_variates import get_correction
+from fedalign.flower.declining import decline
+from fedalign.flower.kept_model import keep_model
+from fedalign.flower.model_cache import ModelCache, cache_folder
 from fedalign.flower.node import Node
+from fedalign.flower.parcels import MISSING, MissingModelError, get_parcels, put_updates
 from fedalign.flower.policy import Policy
 from fedalign.flower.settings import Settings
-from fedalign.flower.wire import get_broadcast, get_model, get_models, put_measures, put_model, put_outcomes
-from fedalign.rules.rule import Split
+from fedalign.flower.wire import (
+    MEASURE,
+    get_broadcast,
+    get_model,
+    get_questions,
+    losses,
+    put_measures,
+    put_outcomes,
+    put_wish_for_models,
+)
+from fedalign.rules.rule import Measure, Split
 
-app = ClientApp()
+
+def keep_policy(message: Message, context: Context, handle: ClientAppCallable) -> Message:
+    """Ask the client's policy before anything is loaded or measured, whatever the message asks for."""
+    policy, asked = Policy.read(context.node_config), message.metadata.message_type
+    reason, details = policy.declines(), {}
+    if reason is None and asked.split(".")[0] == "train":
+        task = _task(message)
+        details = {"round": int(task["round"])}
+        reason = policy.declines_round(details["round"], bool(task["priority"]), context.run_id)
+    if reason is None:
+        reply = handle(message, context)
+        if asked == MEASURE and not reply.has_error() and MISSING not in reply.content:
+            policy.node_log.add(run=context.run_id, asked=asked, measured=losses(reply.content))
+        return reply
+    policy.node_log.add(run=context.run_id, asked=asked, **details, trained=False, reason=reason)
+    return decline(message, reason)
+
+
+def ask_again(message: Message, context: Context, handle: ClientAppCallable) -> Message:
+    """Tell the server if the message names a model that is no longer in this node's cache: it then sends it whole."""
+    try:
+        return handle(message, context)
+    except MissingModelError as error:
+        return Message(RecordDict({MISSING: ConfigRecord({"model": str(error)})}), reply_to=message)
+
+
+app = ClientApp(mods=[keep_policy, ask_again])
 
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Report how many samples this client has in each split."""
+    """Report how many samples this client has in each split, and whether its owner keeps models."""
     content = RecordDict({"samples": MetricRecord(dict(_node(context).samples()))})
+    if Policy.read(context.node_config).keep_model is not None:
+        put_wish_for_models(content)
     return Message(content, reply_to=message)
+
+
+@app.query("keep")
+def keep(message: Message, context: Context) -> Message:
+    """Keep a model that the server delivers, in the file that the owner named; without one, decline it."""
+    policy, node, kind = Policy.read(context.node_config), _node(context), str(_task(message)["kind"])
+    if policy.keep_model is None:
+        return decline(message, "its owner keeps no models")
+    tensors = node.named_tensors(get_model(message.content, node.layout.size, node.layout.dtype))
+    path = keep_model(policy.keep_model, kind, tensors, context.run_id)
+    policy.node_log.add(run=context.run_id, asked=message.metadata.message_type, kept=str(path))
+    return Message(RecordDict(), reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Measure the models of a message on one or more splits; the reply has a measure for each model and split.
+    """Measure the models of a message as its task says; the reply has a measure for each model and split.
 
-    A task that is ``paired`` has two models and one split; the reply says how often only one of the models is right.
-    A task with ``metrics`` asks for those of the settings.
+    A task with ``compare`` asks how often only one of two models is right, one with ``metrics`` for those of the
+    settings.
     """
     node, task = _node(context), _task(message)
-    models = list(get_models(message.content, node.layout.size, node.layout.dtype))
-    if task.get("paired"):
-        compared = RecordDict()
-        put_outcomes(compared, node.compare(models, _split(task)))
-        return Message(compared, reply_to=message)
+    models = _models(message, context)
     if task.get("metrics"):
         return Message(RecordDict({"metrics": MetricRecord(dict(node.metrics(models[0])))}), reply_to=message)
-    measures = {}
-    for split in str(task["split"]).split("+"):
-        for i, measure in enumerate(node.measure(models, split) or []):  # type: ignore[arg-type]
-            measures[f"{split}-{i}"] = measure
+    measures: dict[str, Measure] = {}
+    for split, places in get_questions(task, len(models)).items():
+        found = node.measure([models[i] for i in places], split) or []  # type: ignore[arg-type]
+        measures |= {f"{split}-{i}": measure for i, measure in zip(places, found, strict=False)}
     content = RecordDict()
     put_measures(content, measures)
+    if compare := task.get("compare"):
+        put_outcomes(content, node.compare([models[i] for i in compare], _split(task)))
     return Message(content, reply_to=message)
 
 
@@ -55,24 +110,36 @@ def evaluate(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Measure the model, decide, and train.
 
-    The reply has the client's measure, and the trained model or the reason for declining.
+    The reply has the client's measure, and the trained model or the reason for declining. A priority client may get
+    two models to train, of which the first is the round's.
     """
-    node, task, settings = _node(context), _task(message), Settings.read(context.run_config)
-    model = get_model(message.content, node.layout.size, node.layout.dtype)
+    node, task = _node(context), _task(message)
+    models = _models(message, context)
     priority, broadcast = bool(task["priority"]), get_broadcast(task)
-    measured = node.measure([model], _split(task))
+    measured = node.measure(models, _split(task))
     if measured is None:
         raise FedalignError(f"this client has no {task['split']} samples to measure the model on")
     own, policy, content = measured[0], Policy.read(context.node_config), RecordDict()
     put_measures(content, {"own": own})
-    refusal = policy.refuses(settings.make_rule(), own, broadcast, priority, context.run_id)
+    rule, run = node.settings.make_rule(), context.run_id
+    answers = [policy.refuses(rule, one, broadcast, priority, run, len(models)) for one in measured]
+    refusal = next((answer for answer in answers if answer is not None), None)
     if refusal is None:
-        trained = node.train(model, int(task["client"]), broadcast.round, int(task["rounds"]))
-        put_model(content, trained)
+        client, round, rounds = int(task["client"]), broadcast.round, int(task["rounds"])
+        correction = get_correction(message.content, node.layout)
+        trained = [node.train(model, client, round, rounds, correction) for model in models]
+        put_updates(content, trained, models, node.packing)
     else:
         content["declined"] = ConfigRecord({"reason": refusal})
-    policy.note(own, broadcast, refusal, context.run_id)
+    for one in measured:
+        policy.note(one, broadcast, refusal, run)
     return Message(content, reply_to=message)
+
+
+def _models(message: Message, context: Context) -> list[torch.Tensor]:
+    """Return the models of a message, some of which may be in this node's cache."""
+    limit = Policy.read(context.node_config).cache_mb << 20
+    return get_parcels(message.content, _node(context).packing, ModelCache(cache_folder(os.environ), limit))
 
 
 def _task(message: Message) -> Mapping[str, Any]:

@@ -11,7 +11,8 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from fedalign.flower.exchange import Exchange
 from fedalign.flower.members import Members
 from fedalign.flower.settings import Settings
-from fedalign.flower.wire import MEASURE, put_model, put_task
+from fedalign.flower.shipping import Order, Shipping
+from fedalign.flower.wire import MEASURE, number, put_task
 from fedalign.metrics.measuring import weighted
 from fedalign.metrics.metric import Metric
 from fedalign.protocol.messages import Lost
@@ -19,7 +20,7 @@ from fedalign.protocol.metric_values import MetricValues
 from fedalign.rules.rule import Split
 
 log = logging.getLogger("flwr")
-_MOST_NAMES = 10_000  # of one client: a stranger's reply must not fill the server's memory
+_MOST_NAMES = 10_000  # of all clients together: strangers' replies must not fill the server's memory
 
 
 def split_over_flower(metric: Metric) -> Split:
@@ -33,52 +34,61 @@ class ClientMetrics:
     There are no pooled figures: outputs stay with the clients. What free clients report is not verified.
     """
 
-    def __init__(self, settings: Settings, exchange: Exchange, members: Members) -> None:
+    def __init__(self, settings: Settings, exchange: Exchange, shipping: Shipping, members: Members) -> None:
         self._metrics, self._rounds = settings.make_metrics(), settings.rounds
-        self._exchange, self._members = exchange, members
+        self._exchange, self._shipping, self._members = exchange, shipping, members
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
     def measure(self, model: torch.Tensor) -> dict[str, MetricValues]:
         """Let all connected clients measure a model. A client that does not answer is reported and has no values."""
-        contents = {k: self._question(k, model) for k in self._exchange.nodes if self._members.has_reported(k)}
+        orders = {k: self._question(k, model) for k in self._exchange.nodes if self._members.has_reported(k)}
         found: dict[int, dict[str, float]] = {}
-        for k, answer in self._exchange(MEASURE, contents, "metrics").items():
+        for k, answer in self._shipping(MEASURE, orders, "metrics").items():
             if isinstance(answer, Lost):
                 log.warning("%s sent no metrics: %s", self._members.name(k), answer.reason)
             else:
                 found[k] = self._read(answer)
         roster = self._members.roster()
         values: dict[str, MetricValues] = {}
-        for key in dict.fromkeys(key for of_client in found.values() for key in of_client):
+        for key in self._names(found):
             each = tuple(found.get(k, {}).get(key) for k in range(len(roster)))
             priority, free = (weighted(each, roster, priority=is_priority) for is_priority in (True, False))
             metric = next(metric for name, metric in self._metrics.items() if _belongs(key, name))
             values[key] = MetricValues(priority, free, clients=each, split=split_over_flower(metric))
         return values
 
-    def _question(self, k: int, model: torch.Tensor) -> RecordDict:
+    def _question(self, k: int, model: torch.Tensor) -> Order:
         content = RecordDict()
-        put_model(content, model)
         put_task(content, k, 0, self._rounds, "test", self._members.is_priority(k), None)
         task = content["task"]
         assert isinstance(task, ConfigRecord)
         task["metrics"] = True
-        return content
+        return Order([model], content)
 
     def _read(self, answer: RecordDict) -> dict[str, float]:
         """Take the finite numbers of an answer that have the name of a metric, or of a value of one."""
         record = answer.get("metrics")
-        if not isinstance(record, MetricRecord) or len(record) > _MOST_NAMES:
+        if not isinstance(record, MetricRecord):
             return {}
+        numbers = {key: number(value) for key, value in record.items()}
         return {
-            key: float(value)
-            for key, value in record.items()
-            if isinstance(value, int | float)
-            and math.isfinite(value)
-            and any(_belongs(key, name) for name in self._metrics)
+            key: value
+            for key, value in numbers.items()
+            if value is not None and math.isfinite(value) and any(_belongs(key, name) for name in self._metrics)
         }
+
+    def _names(self, found: dict[int, dict[str, float]]) -> list[str]:
+        """Return the names of all values, those of priority clients first: a metric may have one for every class.
+
+        Names that are too many are dropped, which only strangers' can be.
+        """
+        order = sorted(found, key=lambda k: not self._members.is_priority(k))
+        names = list(dict.fromkeys(key for k in order for key in found[k]))
+        if len(names) > _MOST_NAMES:
+            log.warning("clients sent %d metrics; only the first %d are kept", len(names), _MOST_NAMES)
+        return names[:_MOST_NAMES]
 
 
 def _belongs(key: str, name: str) -> bool:

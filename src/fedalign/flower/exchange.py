@@ -6,24 +6,34 @@ import time
 from collections.abc import Mapping
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fedalign.flower.activity import Activity
+from fedalign.flower.inbox import Inbox
+from fedalign.flower.polling import pause_after
 from fedalign.protocol.messages import Lost
 
-_POLL = 0.5  # seconds between checks for replies; the interval grows while none come
+_SHORTEST, _LONGEST = 0.1, 1.0  # seconds between checks for replies
 
 
 class Exchange:
-    """Exchanges one message with each of several nodes. ``seconds`` is the total time spent waiting, by purpose."""
+    """Exchanges one message with each of several nodes. ``seconds`` is the total time spent waiting, by purpose.
 
-    def __init__(self, grid: Grid, timeout: float) -> None:
+    ``largest`` limits the bytes of the arrays in a reply.
+    """
+
+    def __init__(self, grid: Grid, timeout: float, largest: int) -> None:
         self._grid, self._timeout = grid, timeout
+        self._inbox = Inbox(grid, largest)
         self.nodes: dict[int, int] = {}  #: the Flower node of every connected client
         self.seconds: dict[str, float] = {}
+        self.activity = Activity()
 
     def __call__(self, kind: str, contents: Mapping[int, RecordDict], purpose: str) -> dict[int, RecordDict | Lost]:
-        """Send each client its content and return the replies, or why there is none; late replies are ignored."""
+        """Send each client its content and return the replies, or why there is none; late replies are ignored.
+
+        A reply is checked and copied before anybody sees it; one that fails is ``Unreadable``, which is a ``Lost``.
+        """
         found: dict[int, RecordDict | Lost] = {k: Lost("not connected") for k in contents}
         clients = [k for k in contents if k in self.nodes]
         if not clients:
@@ -34,29 +44,18 @@ class Exchange:
         waiting = {i: k for i, k in zip(ids, clients, strict=False) if i}
         for k in clients:
             found[k] = Lost(f"no answer in {limit:g} s" if k in waiting.values() else "the message could not be sent")
-        pause = _POLL
+        self.activity.asked(purpose, waiting.values())
         while waiting:
             late = time.monotonic() - began >= limit  # replies that came meanwhile are still read
-            for reply in self._grid.pull_messages(list(waiting)):
-                # The SuperLink sends error replies, not the node: the message it replies to identifies the client.
-                k = waiting.pop(reply.metadata.reply_to_message_id, -1)
-                if k >= 0:
-                    found[k] = _content(reply, limit)
+            # The SuperLink sends error replies, not the node: the message it replies to identifies the client.
+            for answered, reply in self._inbox.pull(waiting, kind, limit):
+                k = waiting.pop(answered)
+                found[k] = reply
+                self.activity.answered(k, seen=not isinstance(reply, Lost))
             if late:
                 break
             if waiting:
-                time.sleep(pause)
-                pause = min(1.0, pause * 1.1)
+                time.sleep(pause_after(time.monotonic() - began, _SHORTEST, _LONGEST))
+        self.activity.ended()
         self.seconds[purpose] = self.seconds.get(purpose, 0.0) + time.monotonic() - began
         return found
-
-
-def _content(reply: Message, limit: float) -> RecordDict | Lost:
-    if not reply.has_error():
-        return reply.content
-    if reply.error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
-        return Lost(f"no answer in {limit:g} s")
-    if reply.error.code == ErrorCode.NODE_UNAVAILABLE:
-        return Lost("its node has stopped answering")
-    lines = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
-    return Lost(f"error {reply.error.code}: {lines[-1][:200]}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedalign.aggregation.aggregator import Aggregation
@@ -16,12 +17,21 @@ from fedalign.aggregation.buffer_checks import BufferReader
 from fedalign.aggregation.resemblance import resemblances
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
+from fedalign.flower.attendance import Attendance
+from fedalign.flower.control_variates import ControlVariates
+from fedalign.flower.declining import NotWilling
 from fedalign.flower.exchange import Exchange
+from fedalign.flower.hello import read_hello
+from fedalign.flower.inviting import Inviting
 from fedalign.flower.measuring import Measuring
 from fedalign.flower.members import Members
+from fedalign.flower.packing import Packing
+from fedalign.flower.replies import Unreadable
 from fedalign.flower.roster_file import Entry, RosterFile
 from fedalign.flower.settings import Settings
-from fedalign.flower.wire import HELLO, TRAIN, get_measure, get_model, put_model, put_task
+from fedalign.flower.shipping import Shipping
+from fedalign.flower.texts import plain_text
+from fedalign.flower.wire import HELLO, get_measure, keeps_models
 from fedalign.protocol.messages import (
     Aggregate,
     Aggregated,
@@ -41,6 +51,7 @@ from fedalign.protocol.messages import (
     WhoIsThere,
 )
 from fedalign.rules.auto import AutoAlign
+from fedalign.rules.rule import Measure
 from fedalign.rules.verified import Verified
 from fedalign.simulation.driver import similarities_to
 from fedalign.simulation.engine.layout import Layout
@@ -59,22 +70,30 @@ class BelowQuorumError(RoundFailedError):
 class GridDriver:
     """Answers requests over the Grid, and holds the updates of the last :class:`Invite` until they are aggregated."""
 
-    def __init__(self, grid: Grid, settings: Settings, roster: RosterFile, layout: Layout) -> None:
+    def __init__(self, grid: Grid, settings: Settings, roster: RosterFile, layout: Layout, packing: Packing) -> None:
         self._grid, self._settings, self._file, self._layout = grid, settings, roster, layout
-        self.exchange = Exchange(grid, settings.timeout)
+        # A reply has at most two models' worth of arrays, and the arrays' headers.
+        self.exchange = Exchange(grid, settings.timeout, 2 * layout.size * layout.dtype.itemsize + (1 << 16))
         strangers = [entry for entry in self._connected().values() if entry not in roster.entries]
         entries = [*roster.entries, *sorted(strangers, key=lambda entry: entry.key)]
         self.members = Members(entries, settings.free_cap, settings.free_total or math.inf)
         self._rule = settings.make_rule()
         self._match_on = self._rule.match_on or settings.match_on
-        self._aggregator = settings.make_aggregator()
-        self._server_steps = settings.make_server_steps()
+        recipe = settings.recipe
+        self._aggregator, self._server_steps = recipe.aggregator, recipe.server_steps
+        recipe.participation.check(self.members.roster(), settings.rounds)
+        self.attendance = Attendance(recipe.participation, self.members, settings.seed)
+        self.controls = ControlVariates(settings.make_local(), layout, self.members, settings.rounds)
         self._received: torch.Tensor | None = None
         self._round = 0
+        self._excluded: dict[int, Lost | Refused] = {}  # connected clients whose first answer was of no use
         self._updates: dict[int, torch.Tensor] = {}
+        self._not_willing: dict[int, NotWilling] = {}  # free clients that declined to say hello
         self._buffers = BufferReader(layout)
-        self._measuring = Measuring(self.exchange, self.members, settings.rounds)
+        self.shipping = Shipping(self.exchange, packing, settings.cache)
+        self._measuring = Measuring(self.shipping, self.members, settings.rounds)
         self.early = self._measuring.early
+        self._inviting = Inviting(self.shipping, self.members, settings.rounds, self.controls)
 
     def answer(self, request: object) -> Any:
         """Answer one of an algorithm's requests.
@@ -97,25 +116,40 @@ class GridDriver:
         return answers[type(request)](request)
 
     def online(self) -> set[int]:
-        """Ask newly connected clients for their sample counts, and return the connected clients that have reported."""
+        """Ask newly connected clients for their sample counts, and return the connected clients that have reported.
+
+        A free client that declines is connected too: it is recorded as declined, and not sent any model.
+        """
         numbered = {node: self.members.number(entry) for node, entry in self._connected().items()}
         self.exchange.nodes = {k: node for node, k in numbered.items() if k is not None}
+        self.exchange.activity.seen(self.exchange.nodes)
         new = [k for k in self.exchange.nodes if not self.members.has_reported(k)]
         contents = {k: RecordDict({"task": ConfigRecord({"client": k})}) for k in new}
-        for k, content in self.exchange(HELLO, contents, "hello").items():
-            samples = content.get("samples") if isinstance(content, RecordDict) else None
-            name = self.members.name(k)
-            if not isinstance(samples, MetricRecord):
-                why = content.reason if isinstance(content, Lost) else "it did not report how many samples it has"
-                log.warning("%s is left out for now: %s", name, why)
-            elif not isinstance(samples.get("train"), int) or samples["train"] < 1:  # type: ignore[operator]
-                log.warning("%s is left out: it has no training samples", name)
-            elif lacks := [split for split in self._needed(k) if not samples.get(split)]:
-                log.warning("%s is left out: it has no %s samples", name, lacks[0])
+        self._not_willing, self._excluded = {}, {}
+        for k, answer in self.exchange(HELLO, contents, "hello").items():
+            said, name = read_hello(answer, self._needed(k)), self.members.name(k)
+            if isinstance(said, dict):
+                self.members.report(k, said["train"], said["test"])
+                if not isinstance(answer, Lost) and keeps_models(answer):
+                    self.members.keep_models.add(k)
+                log.info("%s is connected, with %d training samples", name, said["train"])
+                continue
+            log.warning("%s is left out%s: %s", name, " for now" if isinstance(answer, Lost) else "", said.reason)
+            if isinstance(said, NotWilling) and not self.members.is_priority(k):
+                self._not_willing[k] = said
             else:
-                self.members.report(k, int(samples["train"]))  # type: ignore[arg-type]
-                log.info("%s is connected, with %d training samples", name, samples["train"])
-        return {k for k in self.exchange.nodes if self.members.has_reported(k)}
+                self._excluded[k] = said
+        return {k for k in self.exchange.nodes if self.members.has_reported(k) or k in self._not_willing}
+
+    def measure_finally(self, model: torch.Tensor, clients: int) -> tuple[Measure | None, ...]:
+        """Let the first ``clients`` of the roster measure the final model on their test data; None: no such measure.
+
+        What free clients report is not verified.
+        """
+        online = self.online()
+        asked = tuple(k for k in self.members.with_test() if k < clients and k in online)
+        (found,) = self._measuring.evaluate(Evaluate(((model, asked),), "test"))
+        return tuple(found.get(k) for k in range(clients))
 
     def _connected(self) -> dict[int, Entry]:
         keys = {int(node.node_id): bytes(node.public_key) for node in self._grid.get_nodes() if node.public_key}
@@ -127,44 +161,42 @@ class GridDriver:
         return (self._match_on, *(["heldout"] if evaluates else []))
 
     def _who_is_there(self, request: WhoIsThere) -> Present | None:
-        if request.purpose == "evaluate":
-            return None  # the priority clients that take part are the evaluators
-        online, roster = self.online(), self.members.roster()
-        return Present(roster, tuple(k in online for k in range(len(roster))))
+        known = {k for k in self.exchange.nodes if self.members.has_reported(k)}
+        present = self.attendance.present(request, self.online() if request.purpose == "train" else known)
+        return None if present is None else replace(present, excluded=dict(self._excluded))
 
     def _invite(self, request: Invite) -> dict[int, Reply]:
-        self._updates, self._received, self._round = {}, request.model, request.broadcast.round
-        contents = {}
-        for k in request.clients:
-            contents[k] = content = RecordDict()
-            put_model(content, request.model)
-            rounds, priority = self._settings.rounds, self.members.is_priority(k)
-            put_task(content, k, request.broadcast.round, rounds, request.split, priority, request.broadcast)
-        answers = self.exchange(TRAIN, contents, "training")
-        replies = {k: self._read(k, answer) for k, answer in answers.items()}
+        answers = self._inviting.ask(request, self._not_willing)
+        self._updates, self._round = {}, request.broadcast.round
+        self._received = self.shipping.sent(request.model)  # an update is what clients made of what they got
+        replies = {k: self._read(k, answers[k]) for k in request.clients}
         self._check(replies, request.clients)
         return replies
 
     def _read(self, k: int, answer: RecordDict | Lost) -> Reply:
+        if isinstance(answer, NotWilling):
+            return Declined(None, answer.reason)
         if isinstance(answer, Lost):
-            return answer
+            return Refused(None, answer.reason) if isinstance(answer, Unreadable) else answer
         priority = self.members.is_priority(k)
         own = get_measure(answer, "own")
         if own is not None and own.accuracy is None and self._rule.needs_accuracy:
             own = None  # without it the rule cannot decide
         declined = answer.get("declined")
-        if isinstance(declined, ConfigRecord):
+        if declined is not None:
             if own is None:
-                return Lost("it declined without a measure")
-            return Declined(own, str(declined.get("reason", ""))[:200])
-        if priority or (own is not None and math.isnan(own.loss)):  # NaN cannot be compared with other losses
+                return Refused(None, "it declined without a measure")
+            return Declined(own, plain_text(declined.get("reason", "")))
+        if priority:
             own = None
-        if not priority and own is None:
+        elif own is None:
+            return Refused(None, "its measure of the model is missing or makes no sense")
+        elif math.isnan(own.loss):  # it cannot be compared with other losses
             return Lost("its measure of the model is missing or makes no sense")
         try:
-            self._updates[k] = get_model(answer, self._layout.size, self._layout.dtype)
+            self._updates[k] = self._inviting.update(k, answer)
         except FedalignError as error:
-            return Refused(own, str(error))
+            return Refused(own, plain_text(str(error)))
         return Offered(own)
 
     def _check(self, replies: dict[int, Reply], invited: Iterable[int]) -> None:
@@ -174,7 +206,7 @@ class GridDriver:
         if not self._enough(k for k in facts if k not in refused):
             if not self._enough(facts):
                 silent = [self.members.name(k) for k in invited if self.members.is_priority(k) and k not in facts]
-                raise BelowQuorumError(f"no update from {', '.join([*silent, *self.members.missing(invited)])}")
+                raise BelowQuorumError(f"no update from {', '.join([*silent, *self.attendance.missing(invited)])}")
             # All answered, so the model itself diverged, which the algorithm handles.
             refused = {k: why for k, why in refused.items() if not self.members.is_priority(k)}
         for k, why in refused.items():
@@ -189,7 +221,7 @@ class GridDriver:
         return UpdateFacts(bool(torch.isfinite(model).all()), length, self._buffers.read(model, self._received))
 
     def _enough(self, clients: Iterable[int]) -> bool:
-        return self.members.weight(clients) >= self._settings.quorum - 1e-9
+        return self.attendance.weight(clients) >= self._settings.quorum - 1e-9
 
     def _compare(self, request: Compare) -> Compared:
         if broken := self._not_finite():
@@ -212,6 +244,7 @@ class GridDriver:
         total = Aggregation(self._aggregator, request.mixes, size, seed=seed, round=self._round)
         for k, model in self._updates.items():
             total.add(k, model, self._received)
+        self.controls.renew(self._received, self._updates, request.mixes[0], self._round)
         return Aggregated(total.results())
 
     def _not_finite(self) -> dict[int, str]:

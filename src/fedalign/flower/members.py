@@ -23,6 +23,9 @@ class Members:
         self._entries, self._free_cap, self._free_total = list(entries), free_cap, free_total
         self._numbers = {entry.key: k for k, entry in enumerate(entries)}
         self._counts: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
+        self._tests: dict[int, int] = {}
+        self.keep_models: set[int] = set()  #: the clients whose owners keep delivered models
 
     def name(self, k: int) -> str:
         """Return the name of a client in the roster."""
@@ -32,6 +35,10 @@ class Members:
         """Say whether the roster makes a client a priority client."""
         return self._entries[k].priority
 
+    def may_have_model(self, k: int) -> bool | None:
+        """Say whether the roster lets a client have the final model; None if it does not say."""
+        return self._entries[k].model
+
     def number(self, entry: Entry) -> int | None:
         """Return the number of a roster entry; None if it was added after the run began."""
         return self._numbers.get(entry.key)
@@ -40,10 +47,22 @@ class Members:
         """Say whether a client's sample count is known."""
         return k in self._counts
 
-    def report(self, k: int, samples: int) -> None:
-        """Note how many training samples a client says it has; the roster file may cap that."""
-        cap = self._entries[k].samples
+    def report(self, k: int, samples: int, tests: int = 0) -> None:
+        """Note how many training and test samples a client says it has; the roster file may cap the first."""
+        self._reported[k], cap = samples, self._entries[k].samples
         self._counts[k] = samples if cap is None else min(samples, cap)
+        self._tests[k] = tests
+
+    def samples(self, k: int) -> int:
+        """Return how many training samples a client says it trains on, without a cap; 0 if it has not reported."""
+        return self._reported.get(k, 0)
+
+    def with_test(self) -> list[int]:
+        """Return the clients that have reported test data."""
+        return [k for k, tests in self._tests.items() if tests > 0]
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def roster(self) -> Roster:
         """Return the roster as it stands now, which later reports do not change."""

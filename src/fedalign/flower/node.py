@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +15,17 @@ from fedalign.data.federation import Federation
 from fedalign.data.samples import Arrays
 from fedalign.errors import FedalignError, FederationWarning
 from fedalign.flower.client_metrics import split_over_flower
+from fedalign.flower.packing import Packing
 from fedalign.flower.settings import Settings, function
 from fedalign.metrics.metric import failure
 from fedalign.protocol.messages import Outcomes
 from fedalign.rules.rule import Measure, Split
-from fedalign.simulation.device import resolve_device
-from fedalign.simulation.engine.batched import BatchedEngine
+from fedalign.simulation.device import matmul_precision, resolve_device
 from fedalign.simulation.engine.jobs import Data, EvalJob, TrainJob
+from fedalign.simulation.engine.named import make_engine
 from fedalign.simulation.engine.outputs import OutputReader
 from fedalign.simulation.engine.pairs import PairJob
 from fedalign.simulation.model_checks import check_model, check_repeatable
-from fedalign.simulation.spec import initial_module
 
 
 @dataclass(frozen=True)
@@ -76,31 +77,42 @@ class Node:
             raise FedalignError(
                 f"{settings.data} must return a fedalign.flower.ClientData, or features and labels, not {given!r:.60}"
             )
-        self._settings = settings
+        self.settings = settings
         self._federation = given.federation(settings.seed)
         self._client = self._federation.clients[0]
-        template = initial_module(function(settings.model), settings.seed)
+        template = settings.make_module()
         check_repeatable(template)
         device = resolve_device(settings.device)
         data = Data([self._federation.pool], device, next(template.parameters()).dtype)
-        loss = settings.make_loss()
-        accuracy = check_model(template, data, [self._federation], loss)
+        recipe = settings.recipe
+        self._local, self._client_steps = settings.make_local(), recipe.client_steps
+        accuracy = check_model(template, data, [self._federation], recipe.loss)
         if settings.make_rule().needs_accuracy and not accuracy:
             raise FedalignError("matching on accuracy needs a task with classes; this one has none: use match='loss'")
-        self._engine = BatchedEngine(template, loss, data, accuracy=accuracy)
+        self._engine = make_engine(
+            settings.engine, template, recipe.loss, data, settings.chunk or None, accuracy=accuracy
+        )
         self.layout, self._device = self._engine.layout, device
+        self.packing, self._template = Packing.of(settings), template
         self._outputs = OutputReader(template, self.layout, data) if settings.metrics else None
 
     def samples(self) -> dict[str, int]:
         """Return the number of samples in every split."""
         return {split: len(self._client.rows(split)) for split in ("train", "heldout", "test")}
 
+    def named_tensors(self, model: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a flat model's tensors, with the names that they have in the module's ``state_dict``."""
+        module = copy.deepcopy(self._template)
+        self.layout.load(module, model)
+        return dict(module.state_dict())
+
     def measure(self, models: Sequence[torch.Tensor], split: Split) -> list[Measure] | None:
         """Measure models on one split; None if the client has no samples in it."""
         rows = self._client.rows(split)
         if not len(rows):
             return None
-        return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
+        with matmul_precision(self.settings.tf32):
+            return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
 
     def metrics(self, model: torch.Tensor) -> dict[str, float]:
         """Compute the metrics of the settings on this client's data; what is undefined, or has no data, is missing.
@@ -108,7 +120,7 @@ class Node:
         Raises :class:`FedalignError` if a metric fails.
         """
         found: dict[str, float] = {}
-        for name, metric in self._settings.make_metrics().items():
+        for name, metric in self.settings.make_metrics().items():
             rows = self._client.rows(split_over_flower(metric))
             if len(rows) and self._outputs is not None:
                 samples = self._outputs.read({0: model.to(self._device)}, self._federation.pool, {0: rows})
@@ -128,17 +140,23 @@ class Node:
             raise FedalignError(f"two models can be compared sample by sample, not {len(models)}")
         first, second = (model.to(self._device) for model in models)
         job = PairJob((first, second), self._federation.pool, {0: self._client.rows(split)})
-        return self._engine.pairs.compare([job])[0].get(0)
+        with matmul_precision(self.settings.tf32):
+            return self._engine.pairs.compare([job])[0].get(0)
 
-    def train(self, model: torch.Tensor, client: int, round: int, rounds: int) -> torch.Tensor:
+    def train(
+        self, model: torch.Tensor, client: int, round: int, rounds: int, correction: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Train a model in a round, apply the client steps, and return the model to send.
 
         ``client`` is the client's number in the roster. With the seed and the round it fixes all random draws.
+        ``correction`` is SCAFFOLD's, which every step adds to its gradient.
         """
-        local, seed = self._settings.local(), self._settings.seed
+        seed = self.settings.seed
         job = TrainJob(
-            model.to(self._device), self._federation.pool, self._client.train, local, seed, round, rounds, client
-        )
-        (trained,) = self._engine.train([job])
+            model.to(self._device), self._federation.pool, self._client.train, self._local, seed, round, rounds, client,
+            None if correction is None else correction.to(self._device),
+        )  # fmt: skip
+        with matmul_precision(self.settings.tf32):
+            (trained,) = self._engine.train([job])
         context, size = UpdateContext(seed, round, client), self.layout.trainable_size
-        return sent_model(trained.model, job.model, self._settings.make_client_steps(), context, size)
+        return sent_model(trained.model, job.model, self._client_steps, context, size)

@@ -32,12 +32,16 @@ from fedalign.settings.validation import options_of
 
 @dataclass(frozen=True)
 class Entry:
-    """A client of the roster: its key's fingerprint, its name and its role. ``samples`` caps its sample count."""
+    """A client of the roster: its key's fingerprint, its name and its role. ``samples`` caps its sample count.
+
+    ``model`` says whether it may have the final model, whatever the setting ``deliver`` says.
+    """
 
     key: str
     name: str
     priority: bool = False
     samples: int | None = None
+    model: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,18 @@ class RosterFile:
             raise FedalignError(f"{entry.name}'s samples must be at least 1, not {entry.samples}")
         kept = {one.key: one for one in self.entries} | {entry.key: entry}
         return RosterFile(tuple(kept.values()), self.unknown)
+
+    def removing(self, client: str) -> RosterFile:
+        """Return a roster without a client, given its name or its key's fingerprint.
+
+        >>> RosterFile((Entry("a" * 64, "site-1"), Entry("b" * 64, "site-2"))).removing("site-1").entries[0].name
+        'site-2'
+        """
+        kept = tuple(entry for entry in self.entries if client not in (entry.name, entry.key))
+        if len(kept) == len(self.entries):
+            names = [entry.name for entry in self.entries]
+            raise FedalignError(f"the roster has no client {client!r}; {nearest(client, names)}")
+        return RosterFile(kept, self.unknown)
 
     def who(self, keys: Mapping[int, bytes]) -> dict[int, Entry]:
         """Return the entries of nodes, given their public keys; unknown nodes are left out, or are free clients."""

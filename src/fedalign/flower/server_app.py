@@ -5,39 +5,40 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fedalign.callbacks import Callback, RunInfo, Stopped, close_all, notify_end, notify_round, notify_stop
+from fedalign.callbacks import Callback, RunInfo, close_all, notify_end, notify_round, notify_stop
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.experiments.folder_lock import FolderLock
 from fedalign.experiments.recorder import Recorder, has_finite_losses, is_finite
-from fedalign.experiments.store import RunStore, write_atomically
+from fedalign.experiments.store import RunStore
+from fedalign.flower.audit import AuditLog
 from fedalign.flower.client_metrics import ClientMetrics
+from fedalign.flower.delivery import deliver_models, may_have
 from fedalign.flower.grid import BelowQuorumError, GridDriver, RoundFailedError
+from fedalign.flower.packing import Packing
 from fedalign.flower.roster_file import RosterFile
-from fedalign.flower.settings import Settings, function
+from fedalign.flower.run_folder import open_run
+from fedalign.flower.run_plan import complete, plan_of
+from fedalign.flower.run_report import RunReport
+from fedalign.flower.server_log import server_log
+from fedalign.flower.server_status import PausedError, ServerStatus
+from fedalign.flower.settings import Settings
+from fedalign.flower.shipping import Traffic
 from fedalign.protocol.messages import RoundDone, Snapshot
-from fedalign.protocol.plan import Plan, warmup_rounds
-from fedalign.protocol.records import RoundRecord
 from fedalign.registry import ALGORITHMS
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.simulation import SimulationResult
-from fedalign.simulation.spec import initial_module
 
 app = ServerApp()
 log = logging.getLogger("flwr")  # Flower shows it with `flwr log` and `flwr run --stream`
-_MAY_CHANGE = {  # on a resume
-    "resume", "continue_stopped", "out", "timeout", "wait", "repeats", "quorum", "device", "roster", "trackers",
-    "track",
-}  # fmt: skip
 
 
 @app.main()
@@ -67,35 +68,32 @@ class Server:
         self._settings = settings
         self.folder = output_folder(settings, run_id)
         roster = RosterFile.read(Path(settings.roster).expanduser())
-        self._module = initial_module(function(settings.model), settings.seed)
+        self._module = settings.make_module(start=True)
         self._layout = Layout(self._module)
-        self._driver = GridDriver(grid, settings, roster, self._layout)
-        rule = settings.make_rule()
-        rule.check(settings.rounds)
-        self._algorithm = ALGORITHMS.find(rule.algorithm)
-        self._plan = Plan(
-            rule=rule,
-            rounds=settings.rounds,
-            warmup=warmup_rounds(settings.warmup, settings.rounds),
-            match_on=rule.match_on or settings.match_on,
-            measure_training=False,
-        )
+        self._driver = GridDriver(grid, settings, roster, self._layout, Packing.of(settings))
+        self._plan = plan_of(settings, self._layout, self._driver.members)
+        self._algorithm = ALGORITHMS.find(self._plan.rule.algorithm)
         # Before anything is written: a wrong one must not leave a folder.
         callbacks, trackers = settings.make_callbacks(), settings.make_trackers(log.warning)
         planned = RunInfo(
-            settings.rule, settings.seed, settings.rounds, folder=self.folder, metrics=tuple(settings.make_metrics()),
-            experiment="flower", home=self.folder, settings=vars(settings),
+            settings.arm_name, settings.seed, settings.rounds, folder=self.folder, home=self.folder,
+            metrics=tuple(settings.make_metrics()), experiment=settings.name or "flower", settings=settings.as_table(),
         )  # fmt: skip
         for callback in (*callbacks, *trackers):
             callback.check(planned)
-        self._metrics = ClientMetrics(settings, self._driver.exchange, self._driver.members)
+        self._metrics = ClientMetrics(settings, self._driver.exchange, self._driver.shipping, self._driver.members)
         self._store = RunStore(self.folder)
-        self._stopped: Stopped | None = None
-        self._snapshot, last = self._open()
+        self.audit = AuditLog(self.folder)
+        opened = open_run(self._store, settings, self._first(), self.audit)
+        self._snapshot, self._stopped = opened.snapshot, opened.stopped
         self._failed = 0  # attempts at the present round
-        self._callbacks: list[Callback] = [*callbacks, Recorder(self._store, None, settings.rounds), *trackers]
+        driver = self._driver
+        self._status = ServerStatus(self.folder, run_id, settings.quorum, driver.exchange, driver.members)
+        recorder = Recorder(self._store, None, settings.rounds)
+        report = RunReport(self.folder)
+        self._callbacks: list[Callback] = [*callbacks, recorder, report, self._status, *trackers]
         past = tuple(self._store.history().rounds[: self._snapshot.round])
-        self._info = replace(planned, start=self._snapshot.round, last=last, past=past)
+        self._info = replace(planned, start=self._snapshot.round, last=opened.last, past=past)
 
     def run(self) -> None:
         """Run to the last round.
@@ -104,7 +102,8 @@ class Server:
         pauses with a :class:`FedalignError` that says how to resume it.
         """
         try:
-            self._run()
+            with server_log(self.folder), self._status:
+                self._run()
         finally:
             close_all(self._callbacks)
 
@@ -124,16 +123,27 @@ class Server:
                     below = isinstance(error, BelowQuorumError)
                     raise self._paused(self._no_quorum(error) if below else str(error)) from error
                 log.warning("round %d is repeated: %s", self._snapshot.round, error)
+                self.audit.add("round_repeated", reason=str(error))
+                self._status.repeated(str(error), self._failed)
                 self._driver.early.forget()  # a measure may be what failed
                 self._await_quorum()
-        model, history = self._as_module(self._snapshot.tensors["model"]), self._store.history()
-        result = SimulationResult(model, history, stopped=self._stopped)
+        final, history = self._snapshot.tensors["model"], self._store.history()
+        clients = self._driver.measure_finally(final, len(history.rounds[-1].clients))
+        result = SimulationResult(self._as_module(final), history, clients=clients, stopped=self._stopped)
         notify_end([(self._callbacks, result)])
+        members = self._driver.members
+        allowed = may_have(settings.deliver, members, history)
+        deliver_models({"final": final}, allowed, self._driver.exchange, members, self.audit)
+        self.audit.add("run_ended", rounds=self._snapshot.round, stopped=str(self._stopped or ""))
         log.info("%s: %d rounds, in %s", self._stopped or "done", self._snapshot.round, self.folder)
 
     def _advance(self) -> None:
         """Run the algorithm from the last finished round to its end."""
-        run = self._algorithm(self._plan, self._snapshot)
+        members = self._driver.members  # since the quorum is there, it is known who has test data
+        plan = replace(self._plan, has_test=any(map(members.is_priority, members.with_test())))
+        run = self._algorithm(plan, self._snapshot)
+        self._driver.controls.restore(self._snapshot.tensors)
+        self.audit.round = self._snapshot.round
         reply: Any = None
         began = time.monotonic()
         while True:
@@ -145,8 +155,9 @@ class Server:
                 raise BelowQuorumError(str(error)) from error
             reply = self._driver.answer(request)
             if isinstance(request, RoundDone):
-                if request.record.skipped:
+                if request.record.skipped and not self._driver.attendance.nobody:
                     raise BelowQuorumError(request.record.skipped)
+                request = complete(request, self._driver.controls)
                 self._check_usable(request)
                 self._keep(request, time.monotonic() - began)
                 if self._stopped is not None:
@@ -155,8 +166,9 @@ class Server:
 
     def _check_usable(self, done: RoundDone) -> None:
         """Refuse a round whose model nobody can go on from, so that the last good one stays the checkpoint."""
-        bad = self._driver.early.not_finite()  # of the model that the next round starts from
-        if "priority_only" in done.snapshot.tensors:
+        tensors = done.snapshot.tensors
+        bad = self._driver.early.not_finite(tensors.get("training", tensors["model"]))  # the next round's model
+        if "priority_only" in tensors:
             bad = []  # AutoALIGN then starts the next round from that one
         if bad or not has_finite_losses(done.record) or not is_finite(done.snapshot):
             where = ", ".join(map(self._driver.members.name, bad)) or "the priority clients"
@@ -166,9 +178,12 @@ class Server:
         if self._metrics:
             measured = self._metrics.measure(done.model)
             done = replace(done, record=replace(done.record, metrics=measured))
+        done = replace(done, record=replace(done.record, **vars(self._driver.shipping.traffic)))
+        self._driver.shipping.traffic = Traffic()
         done = notify_round(self._callbacks, done, self._as_module)
         self._stopped = notify_stop(self._callbacks, done.record.round)
         record, self._snapshot, self._failed = done.record, done.snapshot, 0
+        self.audit.round = self._snapshot.round
         waited = self._driver.exchange.seconds
         spent = ", ".join(f"{what} {s:.1f} s" for what, s in waited.items())
         waited.clear()
@@ -191,7 +206,9 @@ class Server:
         while True:
             online = self._driver.online()
             if self._driver.members.weight(online) >= self._settings.quorum - 1e-9:
+                self._status.running()
                 return
+            self._status.waiting()
             if time.monotonic() >= until:
                 missing = ", ".join(self._driver.members.missing(online))
                 raise self._paused(self._no_quorum(f"not connected: {missing}"))
@@ -200,8 +217,9 @@ class Server:
     def _no_quorum(self, why: object) -> str:
         return f"the priority clients' quorum of {self._settings.quorum:g} was not reached ({why})"
 
-    def _paused(self, why: str) -> FedalignError:
-        return FedalignError(
+    def _paused(self, why: str) -> PausedError:
+        self.audit.add("run_paused", reason=why)
+        return PausedError(
             f"paused before round {self._snapshot.round}: {why}; nothing is lost; "
             f"continue: flwr run … --run-config 'resume=\"{self.folder}\"'"
         )
@@ -211,47 +229,5 @@ class Server:
         self._layout.load(module, flat)
         return module.eval()
 
-    def _open(self) -> tuple[Snapshot, RoundRecord | None]:
-        """Start in a new folder, or return the last checkpoint of the run to resume, with its last record."""
-        settings, config = self._settings, self.folder / "config.toml"
-        text = tomli_w.dumps(vars(settings))
-        if not settings.resume:
-            if not self._store.is_empty() or config.exists():
-                raise FedalignError(f'{self.folder} already holds a run; continue it with resume="{self.folder}"')
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(config, text)
-            return self._first(), None
-        if not config.exists():
-            raise FedalignError(f"{self.folder} holds no run to resume")
-        _check_same(config, settings)
-        points, notes = self._store.checkpoints()
-        for note in notes:
-            log.warning(note)
-        if not points:
-            self._store.rewind(None)
-            return self._first(), None
-        at = points[0]
-        self._store.rewind(at)
-        stopped = self._store.stopped()
-        if settings.continue_stopped or (stopped is not None and stopped.round + 1 != at.rounds):
-            self._store.mark_stopped(None)
-        elif stopped is not None:
-            self._stopped = stopped
-            log.warning("%s; continue it nevertheless with continue-stopped=true", stopped)
-        log.info("continuing from round %d", at.rounds)
-        return at.snapshot, at.last
-
     def _first(self) -> Snapshot:
         return Snapshot(0, {"model": self._layout.flatten(self._module)})
-
-
-def _check_same(config: Path, settings: Settings) -> None:
-    import tomllib
-
-    # A run of an earlier version has the defaults of settings that are newer; but it believed what clients reported.
-    usual = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
-    old = usual | {"trust": "report"} | tomllib.loads(config.read_text(encoding="utf-8"))
-    changed = sorted(k for k, v in vars(settings).items() if k not in _MAY_CHANGE and old.get(k) != v)
-    if changed:
-        shown = "; ".join(f"{k} was {old.get(k)!r}, is {getattr(settings, k)!r}" for k in changed)
-        raise FedalignError(f"{config.parent} was run with other settings: {shown}")

@@ -2,60 +2,76 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal
 
-from fedalign.aggregation.aggregator import Aggregator
-from fedalign.aggregation.length_bound import LengthBound
-from fedalign.aggregation.update_steps import ClientStep, ServerStep
+from torch import nn
+
 from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError, nearest
-from fedalign.experiments.arms import make_rule, resolve_rule
-from fedalign.metrics.metric import Metric, make_metrics, resolve_metrics
-from fedalign.registry import AGGREGATORS, CALLBACKS, CLIENT_STEPS, LOCAL_OPTIMIZERS, LOSSES, SERVER_STEPS, TRACKERS
+from fedalign.experiments.arms import ArmSettings, resolve_rule
+from fedalign.experiments.recipe import Recipe, resolve_recipe
+from fedalign.experiments.start import read_weights, with_weights
+from fedalign.experiments.top_level import TopLevel, resolve_top_level
+from fedalign.flower.flat_local import LOCAL_KEYS, local_table
+from fedalign.flower.run_config import nested
+from fedalign.metrics.metric import Metric
+from fedalign.registry import MODELS
 from fedalign.rules.rule import Rule
-from fedalign.rules.verified import Verified, with_trust
 from fedalign.settings.typed_values import check_type
 from fedalign.settings.user_modules import find
-from fedalign.settings.validation import check_given, options_of
-from fedalign.tracking.guard import Guarded, Report, warn
-from fedalign.training.losses import PerSampleLoss
+from fedalign.settings.validation import options_of
+from fedalign.simulation.spec import check_scaffold, initial_module
+from fedalign.tracking.guard import Report, warn
 from fedalign.training.optimizer import LocalOptimizer
+from fedalign.training.schedules import Theory
+
+Table = dict[str, Any]
+_ARM = "flower"  # the name of the one arm in its recipe
+
+Deliver = Literal["none", "priority", "admitted", "all"]
 
 
 @dataclass(frozen=True)
 class Settings:
     """What ``[tool.flwr.app.config]`` may hold, with ``-`` for ``_`` in names.
 
-    ``model`` and ``data`` name functions, as ``package.module:function``. ``rule``, ``loss`` and ``optimizer`` are
-    built-in names or ``package.module:Name``, with options as in ``fedalign(epsilon=0.3)``; further settings such as
-    ``epsilon`` and ``lr`` are for rules and optimisers that have such an option. Paths are on the server's machine.
+    The settings are those of an experiment's TOML file, sections included: ``local.lr`` is ``lr`` of ``[local]``, and
+    ``arm`` is a table ``[arm.NAME]``, for which ``rule`` is short. Only ``data`` differs: it names a function of the
+    node's configuration, as ``package.module:function``. Paths are on the server's machine.
     """
 
-    model: str
+    model: str | Table
     data: str
+    name: str = ""  #: what trackers and the report call the federation
     rounds: int = 50
-    warmup: float = 0.1
+    warmup: int | float = 0.1
     rule: str = "fedalign"
-    epsilon: float = 0.2
+    arm: str | Table = ""  #: in place of `rule`: a table with `rule`, its options and the settings of an arm
+    epsilon: float | Table = 0.2
     match: Literal["loss", "accuracy"] = "loss"
     match_on: Literal["heldout", "train"] = "heldout"
     trust: Literal["report", "verify"] = "verify"  #: `report`: believe what free clients report
     fallback: bool = True  #: for the rule `auto` with the trust `report`; verified rules always have one
     cosine: float = -0.1  #: for the rule `auto` and for verified rules
-    loss: str = "cross-entropy"
-    optimizer: str = "sgd"  #: for the clients' local work
-    aggregator: str = "mean"  #: how the server combines updates
-    client_steps: str = ""  #: what clients do with updates before they send them; several with `;` between
-    server_steps: str = ""  #: which free clients' updates the server refuses, besides `longest`
-    trackers: str = ""  #: where the server writes curves, such as `tensorboard; mlflow`
-    track: str = ""  #: another name of `trackers`
-    callbacks: str = ""  #: other callbacks on the server, such as `early-stopping(patience=5)`
-    metrics: str = ""  #: what clients compute on their data after every round, such as `f1; recall(on='heldout')`
-    lr: float = 0.1
+    loss: str | Table = "cross-entropy"
+    local: str | Table = ""  #: the clients' local work, as the section [local] of experiments
+    optimizer: str = "sgd"  #: the kind of `local`, for which it and the settings below from `lr` to `mu` are short
+    participation: str | Table = "full"  #: whom the server asks in a round, of those that are connected
+    server: str | Table = "fedavg"  #: the server's optimiser
+    aggregator: str | Table = "mean"  #: how the server combines updates
+    client_steps: str | list[Any] = ""  #: what clients do with updates before they send them; several with `;` between
+    server_steps: str | list[Any] = ""  #: which free clients' updates the server refuses, besides `longest`
+    trackers: str | list[Any] = ""  #: where the server writes curves, such as `tensorboard; mlflow`
+    track: str | list[Any] = ""  #: another name of `trackers`
+    callbacks: str | list[Any] = ""  #: other callbacks on the server, such as `early-stopping(patience=5)`
+    metrics: str | list[Any] | Table = ""  #: what clients compute on their data, such as `f1; recall(on='heldout')`
+    lr: float | Table = 0.1
     epochs: int = 1
-    batch_size: int = 50
+    batch_size: int | Literal["full"] = 50
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  #: 0: none
@@ -72,14 +88,20 @@ class Settings:
     longest: float = 10.0  #: refuse a free update more than this many times the longest priority update; 0: never
     free_cap: float = 1.0  #: the largest weight of one free client; all priority clients together have weight 1
     free_total: float = 0.0  #: the largest weight of all admitted free clients together; 0: no cap
+    transport: Literal["exact", "bfloat16", "float16"] = "exact"  #: 16 bits a number on the wire are lossy
+    compress: bool = True  #: send models as differences to known ones, compressed without loss
+    cache: bool = True  #: nodes keep models, and those that they have are not sent again
+    deliver: Deliver = "admitted"  #: who may have the final model, if its owner keeps it; the roster may say otherwise
+    start: str = ""  #: a safetensors file with the weights that the run starts from
     device: str = "cpu"
+    engine: Literal["batched", "reference"] = "batched"
+    chunk: int = 0  #: how many samples are measured at a time; 0: chosen by the engine
+    tf32: bool = False
+    recipe: Recipe = field(init=False, repr=False, compare=False)  #: these settings as those of an experiment
 
     def __post_init__(self) -> None:
-        if self.match not in ("loss", "accuracy") or self.match_on not in ("heldout", "train"):
-            raise FedalignError("match is 'loss' or 'accuracy', and match-on is 'heldout' or 'train'")
-        for name in ("model", "data"):
-            if getattr(self, name).count(":") != 1:
-                raise FedalignError(f"{name} must be package.module:function, not {getattr(self, name)!r}")
+        if self.data.count(":") != 1:
+            raise FedalignError(f"data must be package.module:function, not {self.data!r}")
         if not 0 < self.quorum <= 1:
             raise FedalignError(f"quorum must be above 0 and at most 1, not {self.quorum}")
         lowest = {"rounds": 1, "timeout": 0.1, "wait": 0, "repeats": 0, "longest": 0, "seed": 0, "free_total": 0}
@@ -88,13 +110,20 @@ class Settings:
                 raise FedalignError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
         if not self.free_cap > 0:
             raise FedalignError(f"free-cap must be positive, not {self.free_cap}")
-        self.local().check(self.rounds)
-        self.make_rule().check(self.rounds)
-        self.make_loss()
-        self.make_aggregator()
-        self.make_client_steps()
-        self.make_server_steps()
-        self.make_metrics()
+        object.__setattr__(self, "recipe", self._made_recipe())
+        recipe = self.recipe
+        local, rule = recipe.local(_ARM), self.make_rule()
+        if isinstance(local.schedule, Theory):
+            raise FedalignError(
+                "the schedule 'theory' needs the data of all clients, which stay on the nodes; "
+                "write an inverse-time schedule with the mu and gamma that fedalign theory advise gives"
+            )
+        local.check(self.rounds)
+        check_scaffold(rule, local)
+        if ":" not in MODELS.split("model", self.model)[1]:  # users' own code is looked for when it is needed
+            MODELS.resolve("model", self.model)
+        for made in ("aggregator", "client_steps", "server_steps", "metrics"):
+            getattr(recipe, made)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Settings:
@@ -105,90 +134,99 @@ class Settings:
         """
         known = options_of(cls)
         given: dict[str, Any] = {}
-        for key, value in config.items():
-            name = key.replace("-", "_")
-            if name not in known:
-                raise FedalignError(f"unknown setting {key!r}; {nearest(key, [k.replace('_', '-') for k in known])}")
-            given[name] = check_type(key, value, known[name].annotation)
+        for key, value in nested(config).items():
+            if key not in known:
+                names = [k.replace("_", "-") for k in known]
+                raise FedalignError(
+                    f"unknown setting {key.replace('_', '-')!r}; {nearest(key.replace('_', '-'), names)}"
+                )
+            given[key] = check_type(key.replace("_", "-"), value, known[key].annotation)
         for name in ("model", "data"):
             if name not in given:
                 raise FedalignError(f"the setting {name} is missing: it names a function, as package.module:function")
+        for short in LOCAL_KEYS if "local" in given else ():
+            if short in given:
+                raise FedalignError(f"{short.replace('_', '-')} is set, and so is local, for which it is short")
+        if "arm" in given and "rule" in given:
+            raise FedalignError("rule is set, and so is arm; write arm.rule")
         return cls(**given)
 
-    def local(self) -> LocalOptimizer:
-        """Make the clients' local work; a setting that the optimiser has no option for is refused."""
-        where, name, options = LOCAL_OPTIMIZERS.split("optimizer", self.optimizer)
-        known = options_of(LOCAL_OPTIMIZERS.find(name, where=where))
-        usual: dict[str, Any] = {
-            "lr": self.lr,
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "momentum": self.momentum,
-            "weight_decay": self.weight_decay,
-            "clip": self.clip or None,
-            "mu": self.mu,
+    def as_table(self) -> Table:
+        """Return the settings by name, as ``config.toml`` holds them."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+
+    def _made_recipe(self) -> Recipe:
+        """Return these settings as those of an experiment with one arm, and without data."""
+        shared = {name: getattr(self, name) for name in options_of(TopLevel) if name in vars(self)}
+        bound = [{"kind": "length-bound", "times": self.longest}] if self.longest else []
+        steps = self.server_steps
+        texts = [text for text in steps.split(";") if text.strip()] if isinstance(steps, str) else steps
+        sections = {
+            "loss": self.loss,
+            "local": self.local or local_table(self),
+            "participation": self.participation,
+            "server": self.server,
+            "aggregator": self.aggregator,
+            "client_steps": self.client_steps,
+            "server_steps": [*bound, *texts],
+            "callbacks": self.callbacks,
+            "trackers": self.trackers,
+            "track": self.track,
+            "metrics": self.metrics,
         }
-        if "steps" in options:
-            del usual["epochs"]
-        if not self.weight_decay:
-            del usual["weight_decay"]  # then the optimiser has its own default, which is not 0 for AdamW
-        for key in [key for key in usual if key not in known]:
-            if usual.pop(key):
-                raise FedalignError(f"{key.replace('_', '-')} is set, but the optimizer {name!r} has no such option")
-        usual |= check_given("optimizer", options, known)
-        made: LocalOptimizer = LOCAL_OPTIMIZERS.make({"kind": name, **usual})
-        if made.scaffold:
-            raise FedalignError("SCAFFOLD runs in simulations alone: nodes over Flower keep no control variates")
-        return made
+        settings = resolve_top_level(
+            {**shared, "name": self.name or _ARM, "free_total": self.free_total or math.inf, "arms": [_ARM]}
+        )
+        return Recipe({**settings, **resolve_recipe(sections), "arm": {_ARM: self.arm_settings()}})
+
+    def arm_settings(self) -> Table:
+        """Return the checked table of the arm: its rule with the rule's options, and settings of its own."""
+        if not self.arm:
+            return resolve_rule("rule", self.rule)
+        table = {"rule": self.arm} if isinstance(self.arm, str) else self.arm
+        if not isinstance(table.get("rule"), str):
+            raise FedalignError("arm.rule is missing: it names the rule, such as fedalign")
+        return resolve_rule("arm", table, None, options_of(ArmSettings))
+
+    @property
+    def arm_name(self) -> str:
+        """What trackers call the run: the rule."""
+        return str(self.arm_settings()["rule"]) if self.arm else self.rule
+
+    def make_module(self, *, start: bool = False) -> nn.Module:
+        """Make the model with the weights of the seed; with ``start``, with those that the run starts from."""
+        made = initial_module(partial(MODELS.make, MODELS.resolve("model", self.model)), self.seed)
+        return with_weights(made, read_weights(self.start)) if start and self.start else made
+
+    def make_local(self) -> LocalOptimizer:
+        """Make the clients' local work."""
+        return self.recipe.local(_ARM)
+
+    def warmup_of_arm(self) -> float:
+        """Return the arm's warm-up, or that of all: a fraction of the rounds, or a whole number of them."""
+        return self.recipe.warmup(_ARM)
 
     def make_rule(self) -> Rule:
         """Make the rule; server and clients make the same one."""
-        arm = resolve_rule("rule", self.rule)
-        usual: dict[str, Any] = {"epsilon": self.epsilon, "match": self.match, "match_on": self.match_on}
+        arm, usual = self.arm_settings(), {}
         if arm["rule"] in ("auto", "fedalign-verified"):
-            usual |= {"fallback": self.fallback, "cosine": self.cosine}
-        rule = make_rule(arm, usual)
+            usual = {"fallback": self.fallback, "cosine": self.cosine}
+        rule = self.recipe.rule(_ARM, usual, self.cosine)
         if not isinstance(rule, Rule):
-            raise FedalignError(f"rule is {self.rule!r}, which has no server; choose a rule that has one")
-        trusted = with_trust(rule, self.trust)
-        if isinstance(trusted, Verified) and trusted is not rule:
-            return replace(trusted, cosine=self.cosine)
-        return trusted
-
-    def make_loss(self) -> PerSampleLoss:
-        """Make the loss, which gives one number per sample."""
-        loss: PerSampleLoss = LOSSES.make(LOSSES.resolve("loss", self.loss))
-        return loss
-
-    def make_aggregator(self) -> Aggregator:
-        """Make the aggregator that the server combines updates with."""
-        made: Aggregator = AGGREGATORS.make(AGGREGATORS.resolve("aggregator", self.aggregator))
-        return made
-
-    def make_client_steps(self) -> tuple[ClientStep, ...]:
-        """Make the steps that clients apply to their updates before they send them."""
-        tables = CLIENT_STEPS.resolve_all("client-steps", self.client_steps)
-        return tuple(CLIENT_STEPS.make(table) for table in tables)
-
-    def make_server_steps(self) -> tuple[ServerStep, ...]:
-        """Make the server's checks of free clients' updates; ``longest`` is the first of them."""
-        tables = SERVER_STEPS.resolve_all("server-steps", self.server_steps)
-        bound = (LengthBound(self.longest),) if self.longest else ()
-        return (*bound, *(SERVER_STEPS.make(table) for table in tables))
+            raise FedalignError(f"rule is {self.arm_name!r}, which has no server; choose a rule that has one")
+        return rule
 
     def make_trackers(self, report: Report = warn) -> list[Callback]:
         """Make the trackers on the server; ``report`` is told if one fails."""
-        named = {"trackers": self.trackers, "track": self.track}
-        tables = [table for key, text in named.items() for table in TRACKERS.resolve_all(key, text)]
-        return [Guarded(TRACKERS.make(table), table["kind"], report) for table in tables]
+        return self.recipe.make_trackers(report)
 
     def make_callbacks(self) -> list[Callback]:
         """Make the other callbacks that the server tells of every round."""
-        return [CALLBACKS.make(table) for table in CALLBACKS.resolve_all("callbacks", self.callbacks)]
+        return self.recipe.make_callbacks()
 
     def make_metrics(self) -> dict[str, Metric]:
         """Make the metrics that every client computes on its own data."""
-        return make_metrics(resolve_metrics(self.metrics))
+        return self.recipe.metrics
 
 
 def function(reference: str) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,12 +16,19 @@ from fedalign.errors import FedalignError
 from fedalign.protocol.messages import Outcomes
 from fedalign.rules.rule import Broadcast, Measure
 
-HELLO, MEASURE, TRAIN = "query.hello", "evaluate", "train"
+HELLO, MEASURE, TRAIN, KEEP = "query.hello", "evaluate", "train", "query.keep"
+_LONGEST_HEADER = 512  # characters, of an array; that of a model has 118
+MOST_SAMPLES = 1 << 53  #: that a client may report; above it a float does not count by one
 
 
 def put_model(content: RecordDict, model: torch.Tensor) -> None:
     """Put a flat model into a message, or several as one stacked array, which is faster than several arrays."""
     content["model"] = ArrayRecord({"flat": Array(model.detach().cpu().numpy())})
+
+
+def put_models(content: RecordDict, models: Sequence[torch.Tensor]) -> None:
+    """Put one or more flat models into a message."""
+    put_model(content, models[0] if len(models) == 1 else torch.stack(list(models)))
 
 
 def get_models(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -37,7 +44,7 @@ def get_models(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tens
     try:
         file = io.BytesIO(record["flat"].data)
         header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}[read_magic(file)]
-        shape, in_columns, found = header(file)
+        shape, in_columns, found = header(file, max_header_size=_LONGEST_HEADER)
         rest = file.getbuffer()[file.tell() :]
     except Exception as error:  # whatever these bytes make the reader raise, they are not a model
         raise FedalignError(f"its model cannot be read ({type(error).__name__})") from error
@@ -56,6 +63,24 @@ def get_model(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tenso
     return models[0]
 
 
+def put_wish_for_models(content: RecordDict) -> None:
+    """Put into a message that the client's owner keeps the models that the server delivers at the end."""
+    content["wishes"] = ConfigRecord({"model": True})
+
+
+def keeps_models(content: RecordDict) -> bool:
+    """Say whether a client's owner keeps delivered models; not if the message does not say so."""
+    wishes = content.get("wishes")
+    return isinstance(wishes, ConfigRecord) and wishes.get("model") is True
+
+
+def losses(content: RecordDict) -> dict[str, float]:
+    """Return the losses among a message's measures, by the measure's name."""
+    record = content.get("measures")
+    found = record.items() if isinstance(record, MetricRecord) else ()
+    return {name.removesuffix(".loss"): float(value) for name, value in found if name.endswith(".loss")}  # type: ignore[arg-type]
+
+
 def put_measures(content: RecordDict, measures: Mapping[str, Measure]) -> None:
     """Put measures into a message, each under a name."""
     values: dict[str, int | float] = {}
@@ -71,12 +96,34 @@ def get_measure(content: RecordDict, name: str) -> Measure | None:
     record = content.get("measures")
     if not isinstance(record, MetricRecord):
         return None
-    loss, samples, accuracy = (record.get(f"{name}.{what}") for what in ("loss", "samples", "accuracy"))
-    if not isinstance(loss, int | float) or not isinstance(samples, int) or samples < 1:
+    loss, samples = number(record.get(f"{name}.loss")), count(record.get(f"{name}.samples"))
+    accuracy = number(record.get(f"{name}.accuracy"))
+    if loss is None or samples is None:
         return None
-    if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
+    if f"{name}.accuracy" in record and not (accuracy is not None and 0 <= accuracy <= 1):
         return None
-    return Measure(float(loss), None if accuracy is None else float(accuracy), samples)
+    return Measure(loss, accuracy, samples)
+
+
+def number(value: object) -> float | None:
+    """Return a value as a float; None if it is no number, as a list is not, or too large. NaN is a number here.
+
+    >>> number(3), number([3.0]), number("3"), number(10**400)
+    (3.0, None, None, None)
+    """
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None
+
+
+def count(value: object) -> int | None:
+    """Return a value as a number of samples; None if it is no whole number, below 1 or too large to be one.
+
+    >>> count(50), count(0), count(50.0), count(10**400)
+    (50, None, None, None)
+    """
+    return int(value) if type(value) is int and 1 <= value <= MOST_SAMPLES else None
 
 
 def put_outcomes(content: RecordDict, outcomes: Outcomes | None) -> None:
@@ -90,14 +137,51 @@ def get_outcomes(content: Mapping[str, object]) -> Outcomes | None:
     record = content.get("outcomes")
     if not isinstance(record, MetricRecord):
         return None
-    gained, lost, samples = (record.get(name) for name in ("gained", "lost", "samples"))
-    if not isinstance(samples, int) or samples < 1:
-        return None
-    if not isinstance(gained, int | float) or not isinstance(lost, int | float):
+    gained, lost, samples = number(record.get("gained")), number(record.get("lost")), count(record.get("samples"))
+    if gained is None or lost is None or samples is None:
         return None
     if not (gained >= 0 and lost >= 0 and gained + lost <= samples):  # NaN fails, too
         return None
-    return Outcomes(float(gained), float(lost), samples)
+    return Outcomes(gained, lost, samples)
+
+
+def put_questions(
+    content: RecordDict,
+    client: int,
+    rounds: int,
+    priority: bool,
+    measures: Sequence[str],
+    compare: tuple[int, int, str] | None = None,
+) -> None:
+    """Put into a message what to do with its models: ``heldout-1`` measures the second one on held-out data.
+
+    ``compare`` asks for a comparison of two models, by their places, sample by sample on a split.
+    """
+    put_task(content, client, 0, rounds, "heldout", priority, None)
+    task = content["task"]
+    assert isinstance(task, ConfigRecord)
+    if measures:
+        task["measures"] = list(measures)
+    if compare is not None:
+        task["compare"], task["split"] = list(compare[:2]), compare[2]
+
+
+def get_questions(task: Mapping[str, object], models: int) -> dict[str, list[int]]:
+    """Return the places of the models to measure, by split.
+
+    Raises :class:`FedalignError` for a question about a model that is not among the message's.
+
+    >>> get_questions({"measures": ["heldout-0", "test-0", "heldout-1"]}, models=2)
+    {'heldout': [0, 1], 'test': [0]}
+    """
+    found: dict[str, list[int]] = {}
+    asked = task.get("measures", [])
+    for one in asked if isinstance(asked, list) else []:
+        split, _, place = str(one).rpartition("-")
+        if split not in ("train", "heldout", "test") or not place.isdecimal() or int(place) >= models:
+            raise FedalignError(f"the server asks for {one!r} of {models} models: is it of another version?")
+        found.setdefault(split, []).append(int(place))
+    return found
 
 
 def put_task(
@@ -108,13 +192,8 @@ def put_task(
     split: str,
     priority: bool,
     broadcast: Broadcast | None,
-    *,
-    paired: bool = False,
 ) -> None:
-    """Put into a message what the client needs besides the model: its number and role, the round, the broadcast.
-
-    ``paired`` asks for a comparison of the message's two models, sample by sample, in place of measures.
-    """
+    """Put into a message what the client needs besides the model: its number and role, the round, the broadcast."""
     values: dict[str, int | float | str | bool] = {
         "client": client,
         "round": round,
@@ -122,8 +201,6 @@ def put_task(
         "split": split,
         "priority": priority,
     }
-    if paired:
-        values["paired"] = True
     if broadcast is not None:
         values["loss"] = broadcast.loss
         if broadcast.accuracy is not None:

@@ -34,7 +34,7 @@ from fedalign.protocol.messages import (
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import Fallback, History
 from fedalign.protocol.round_log import RoundLog
-from fedalign.protocol.scores import scores
+from fedalign.protocol.scores import measured_next, scores
 from fedalign.rules.auto import AutoAlign
 from fedalign.rules.rule import Broadcast
 from fedalign.training.server import ServerModel
@@ -112,7 +112,8 @@ def _attempt(plan: Plan, t: int, state: AutoState, log: RoundLog) -> Generator[R
     if sent is None:
         return state
     answered = tuple(log.measures)
-    offers = yield from invite(plan, w, sent, log)
+    beside = state.priority_only.weights if rule.fallback and state.priority_only is not None else None
+    offers = yield from invite(plan, w, sent, log, beside)
     if not log.trained:
         return state
     drawn = yield WhoIsThere(t, "evaluate")
@@ -156,10 +157,15 @@ def train_priority_only(
 
 
 def compare_with_priority_only(
-    plan: Plan, state: AutoState, choice: Choice, own: Option, evaluators: tuple[int, ...], log: RoundLog, credit: bool
-) -> Generator[Request, Any, Fallback]:
-    """Let the evaluators measure what they have not measured yet, and compare the choice with the fallback."""
-    served = choice.options[choice.served]
+    plan: Plan, state: AutoState, choice: Choice, own: Option, evaluators: tuple[int, ...], log: RoundLog, credit: bool,
+    promise: bool = False,
+) -> Generator[Request, Any, Fallback]:  # fmt: skip
+    """Let the evaluators measure what they have not measured yet, and compare the choice with the fallback.
+
+    One of the two is served then, so the request says what will be asked about them. With ``promise`` that includes a
+    comparison of the two, sample by sample.
+    """
+    served, training = choice.options[choice.served], choice.options[choice.training]
     options = {"served": served}
     if state.priority_only is not None or choice.served != choice.priority_only:
         options["priority_only"] = own
@@ -167,7 +173,9 @@ def compare_with_priority_only(
     unknown = [name for name in options if name not in measures]
     if unknown:
         asked = tuple((options[name].server.weights, evaluators) for name in unknown)
-        measures |= zip(unknown, (yield Evaluate(asked, plan.evaluate_on)), strict=True)
+        ahead = measured_next(plan, (served.server.weights, own.server.weights), training.server.weights)
+        both = (served.server.weights, own.server.weights) if promise else None
+        measures |= zip(unknown, (yield Evaluate(asked, plan.evaluate_on, ahead, both)), strict=True)
         log.sent_down(len(unknown) * len(evaluators))
     own_measures = measures.get("priority_only", measures["served"])
     return assess(log.roster, state.fallback, measures["served"], own_measures, credit=credit)

@@ -86,14 +86,18 @@ def broadcast(plan: Plan, t: int, w: Model, log: RoundLog) -> Generator[Request,
     return Broadcast(t, loss, accuracy, plan.epsilon_at(t))
 
 
-def invite(plan: Plan, w: Model, sent: Broadcast, log: RoundLog) -> Generator[Request, Any, Offers]:
+def invite(
+    plan: Plan, w: Model, sent: Broadcast, log: RoundLog, beside: Model | None = None
+) -> Generator[Request, Any, Offers]:
     """Send w to the clients. A free client offers an update if the model serves it (``F_k ≤ F + ε``), else declines.
 
-    During warm-up only priority clients are invited. Those that take part run their local work.
+    During warm-up only priority clients are invited. Those that take part run their local work. ``beside`` is a model
+    that the priority clients will train as well in this round.
     """
     free = log.present.free if plan.invites_free(sent.round) else ()
     invited = tuple(sorted([*log.measures, *free]))
-    log.invited(sent, invited, (yield Invite(w, invited, sent, plan.rule, plan.match_on)))
+    also = None if beside is None else (beside, tuple(log.measures))
+    log.invited(sent, invited, (yield Invite(w, invited, sent, plan.rule, plan.match_on, also)))
     offers = {k: Offer(reply.own) for k, reply in log.replies.items() if isinstance(reply, Offered) and reply.own}
     if not log.trained:
         log.skip("no priority client sent an update")

@@ -38,6 +38,7 @@ class Present:
     """The clients that can be reached in a round, and the roster as it stands in this round.
 
     ``draws`` says how often each priority client was drawn, where clients are drawn with replacement (Theorem 2).
+    ``excluded`` says why the driver does not reach a client: ``Refused`` if it sent nonsense, else ``Lost``.
 
     >>> roster = Roster(("a", "b", "c"), (True, False, False), (30, 20, 10))
     >>> present = Present(roster, (True, True, False))
@@ -48,6 +49,7 @@ class Present:
     roster: Roster
     reachable: tuple[bool, ...]
     draws: Mapping[int, int] | None = None
+    excluded: Mapping[int, Lost | Refused] = field(default_factory=dict)
 
     @cached_property
     def priority(self) -> tuple[int, ...]:
@@ -66,12 +68,16 @@ class Evaluate:
 
     ``asked`` holds pairs of a model and the clients that measure it. The reply is a list with one entry for each pair:
     the measures of the clients that answered. ``ahead`` names models, each with a split, that the same clients will be
-    asked about next. A driver that pays for every exchange may have them measured now.
+    asked about next, and ``paired`` two models that they will be asked to compare on the same split
+    (:class:`Paired`). A driver that pays for every exchange may have all that measured now. ``for_record`` says that no
+    decision depends on the reply: a client that has just been asked in vain need not be asked again.
     """
 
     asked: tuple[tuple[Model, tuple[int, ...]], ...]
     split: Split
     ahead: tuple[tuple[Model, Split], ...] = ()
+    paired: tuple[Model, Model] | None = None
+    for_record: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,9 @@ class Invite:
     A free client measures the model and asks ``rule.offers``; a priority client always takes part. The updates stay
     with the driver until :class:`Compare` or :class:`Aggregate` asks for them. A simulation trains the clients only
     then.
+
+    ``beside`` names another model, with clients of this invitation that will be invited with it later in the round. A
+    driver that pays for every exchange may have it trained now.
     """
 
     model: Model
@@ -116,6 +125,7 @@ class Invite:
     broadcast: Broadcast
     rule: Rule
     split: Split
+    beside: tuple[Model, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -220,12 +230,12 @@ class Offered:
 
 @dataclass(frozen=True)
 class Declined:
-    """A free client decided not to take part: it trained nothing and sends no weights.
+    """A client decided not to take part: it trained nothing and sends no weights.
 
-    ``reason`` is empty where the rule decided.
+    ``reason`` is empty where the rule decided. ``own`` is None where the client did not even measure the model.
     """
 
-    own: Measure
+    own: Measure | None
     reason: str = ""
 
 

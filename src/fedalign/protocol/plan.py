@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedalign.errors import FedalignError
@@ -24,7 +25,7 @@ class Plan:
     measure_training: bool = True  #: also measure every aggregate on the priority clients' training data
     free_alone: bool = True  #: where clients train alone, free clients do so too
     server: ServerOptimizer | None = None  #: None: take the aggregate as it is, as FedAvg does
-    work: tuple[int, ...] = ()  #: the samples, passes included, that each client trains on in a round; for the record
+    work: Sequence[int] = ()  #: the samples, passes included, that each client trains on in a round; for the record
 
     @property
     def scores_heldout(self) -> bool:

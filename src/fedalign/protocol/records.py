@@ -105,7 +105,8 @@ class RoundRecord:
     ``global_*``: F(w) and its accuracy for the model that was broadcast.
     ``test_*`` and ``train_loss``: measures of the aggregate; ``train_loss`` is on the priority clients' training data.
     ``skipped``: why nothing was aggregated, or None.
-    ``models_down`` and ``models_up``: number of models sent to and by clients.
+    ``models_down`` and ``models_up``: number of models sent to and by clients; ``bytes_down`` and ``bytes_up``: over
+    Flower, the bytes of all messages.
     ``samples``: number of samples that clients trained on, passes included.
     ``tried``: the candidates of a rule that lets the priority clients choose.
     ``fallback``: state of the priority-only model.
@@ -131,8 +132,8 @@ class RoundRecord:
     train_loss: float | None
     warmup: bool
     skipped: str | None
-    models_down: int
-    models_up: int
+    models_down: int = field(compare=False)  # what a round cost over Flower depends on what nodes had before it
+    models_up: int = field(compare=False)
     clients: tuple[ClientRound, ...]
     samples: int = 0
     tried: tuple[Tried, ...] = ()
@@ -147,6 +148,8 @@ class RoundRecord:
     metrics: Mapping[str, MetricValues] = field(default_factory=dict)
     heldout_accuracy: float | None = None
     heldout_loss: float | None = None
+    bytes_down: int | None = field(default=None, compare=False)
+    bytes_up: int | None = field(default=None, compare=False)
 
     @property
     def admitted(self) -> int:

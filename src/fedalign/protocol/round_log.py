@@ -164,7 +164,8 @@ class RoundLog:
         """Name what happened to a client, and why; the rule gives a reason that is empty here."""
         reply = self.replies.get(k)
         if not self.present.reachable[k]:
-            return "absent", "not reachable"
+            excluded = self.present.excluded.get(k, Lost("not reachable"))
+            return "refused" if isinstance(excluded, Refused) else "absent", excluded.reason
         if reply is None:
             return self._not_invited(k)
         if isinstance(reply, Lost):

@@ -33,6 +33,16 @@ def scores(plan: Plan, roster: Roster, served: Model, training: Model | None = N
     return (yield from scores_of(plan, roster, ((served, priority),), ((following, plan.match_on),)))
 
 
+def measured_next(plan: Plan, served: tuple[Model, ...], training: Model) -> tuple[tuple[Model, Split], ...]:
+    """Return what will be asked at the end of a round in which one of several models is served.
+
+    The next round starts from ``training`` or from the last of the models that may be served.
+    """
+    wanted: dict[Split, bool] = {"test": plan.has_test, "train": plan.measure_training, "heldout": plan.scores_heldout}
+    scored = [(model, split) for model in served for split, measured in wanted.items() if measured]
+    return (*scored, (training, plan.match_on), (served[-1], plan.match_on))
+
+
 def scores_of(
     plan: Plan,
     roster: Roster,
@@ -41,12 +51,16 @@ def scores_of(
 ) -> Generator[Request, Any, Scores]:
     """Let clients measure models; ``asked`` holds pairs of a model and its clients."""
 
-    def score(split: Split) -> Generator[Request, Any, tuple[float | None, float | None]]:
-        answers = yield Evaluate(asked, split, ahead if split == "test" else ())
+    wanted: dict[Split, bool] = {"test": plan.has_test, "train": plan.measure_training, "heldout": plan.scores_heldout}
+    splits = [split for split, measured in wanted.items() if measured]
+    means: dict[Split, tuple[float | None, float | None]] = {}
+    for split in splits:
+        # The first request tells what follows, so that a driver can have everything measured in one exchange.
+        rest = [(model, other) for model, _ in asked for other in splits[1:]] if ahead else []
+        answers = yield Evaluate(asked, split, (*ahead, *rest) if not means else (), for_record=True)
         measures = {k: m for of_model in answers for k, m in of_model.items() if m.samples}
-        return weighted_mean(roster, measures) if measures else (None, None)
-
-    test_loss, test_accuracy = (yield from score("test")) if plan.has_test else (None, None)
-    train_loss, _ = (yield from score("train")) if plan.measure_training else (None, None)
-    heldout_loss, heldout_accuracy = (yield from score("heldout")) if plan.scores_heldout else (None, None)
+        means[split] = weighted_mean(roster, measures) if measures else (None, None)
+    (test_loss, test_accuracy), (train_loss, _), (heldout_loss, heldout_accuracy) = (
+        means.get(split, (None, None)) for split in wanted
+    )
     return Scores(test_accuracy, test_loss, train_loss, heldout_accuracy, heldout_loss)

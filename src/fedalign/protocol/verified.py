@@ -111,7 +111,8 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
     if sent is None:
         return state
     answered = tuple(log.measures)
-    offers = yield from invite(plan, models.training.weights, sent, log)
+    beside = None if models.priority_only is None else models.priority_only.weights
+    offers = yield from invite(plan, models.training.weights, sent, log, beside)
     if not log.trained:
         return state
     drawn = yield WhoIsThere(t, "evaluate")
@@ -129,11 +130,14 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
         reputation=reputation,
         resemblance=reputations(state.resemblance, alike),
     )
+    promises = verification.rule.promise and plan.evaluate_on == "heldout"  # samples trained on promise nothing
     served = own = choice.options[choice.served]
     training = choice.options[choice.training]
     if models.priority_only is not None or choice.served or choice.training:
         own = yield from train_priority_only(plan, models, choice, answered, sent, log)
-        fallback = yield from compare_with_priority_only(plan, models, choice, own, evaluators, log, credit=False)
+        fallback = yield from compare_with_priority_only(
+            plan, models, choice, own, evaluators, log, credit=False, promise=promises
+        )
         new = _after_comparison(new, own, fallback, verification.loss(served))
         if fallback.behind:
             choice = replace(
@@ -142,7 +146,7 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
             served = own
             training = own if new.models.priority_only is None else training  # training begins again from it
     log.admitted(choice.selection, served.shares, (training.shares, choice.training_reasons))
-    if not verification.rule.promise or plan.evaluate_on != "heldout":  # samples that were trained on promise nothing
+    if not promises:
         return new
     both = served.server.weights, own.server.weights
     log.promise = yield from compare_served(

@@ -9,10 +9,10 @@ from typing import Any
 
 from fedalign.errors import FedalignError
 from fedalign.experiments.additions import seed_list
-from fedalign.experiments.config_file import read_settings
-from fedalign.experiments.store import RunStore
+from fedalign.experiments.run_layout import RunLayout
 from fedalign.protocol.records import History, RoundRecord
 from fedalign.report.read_runs import RunFolder
+from fedalign.report.same_clients import with_same_clients
 from fedalign.report.unfinished import summary_so_far
 
 
@@ -61,8 +61,7 @@ class FollowedRun:
     """A run's folder that is looked at again and again, while a run writes into it or after it has ended."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / "config.toml").is_file():
-            raise FedalignError(f"{folder} is not a run's folder: it has no config.toml")
+        RunLayout.read(folder)  # a folder without runs is reported at once
         self.folder = folder
         self._logs: dict[Path, Log] = {}
 
@@ -71,19 +70,20 @@ class FollowedRun:
         paths = [
             self.folder / "config.toml",
             self.folder / "summary.json",
-            *sorted(self.folder.glob("*/seed-*/*.json*")),
+            *RunLayout.read(self.folder).files(),
         ]
         found = ((path, path.stat()) for path in paths if path.exists())
         return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in found)
 
     def read(self) -> RunFolder:
         """Read the folder as it is now. A summary is computed from the rounds so far if the run has none yet."""
-        settings = read_settings(self.folder)
+        layout = RunLayout.read(self.folder)
+        settings = layout.settings
         written = self._summary()
         arms, seeds = list(settings["arms"]), seed_list(settings["seeds"])
         if written is not None and (list(written["arms"]), written["seeds"]) != (arms, seeds):
             written = None  # it is that of the run before it was extended
-        stores = {arm: {seed: RunStore(self.folder / arm / f"seed-{seed}") for seed in seeds} for arm in arms}
+        stores = layout.stores(arms, seeds)
         histories = {
             arm: {seed: self._history(store.log) for seed, store in own.items()} for arm, own in stores.items()
         }
@@ -94,7 +94,7 @@ class FollowedRun:
     def _history(self, path: Path) -> History:
         log = self._logs.setdefault(path, Log(path))
         log.read()
-        return History(list(log.rounds))
+        return with_same_clients(History(list(log.rounds)))
 
     def _summary(self) -> dict[str, Any] | None:
         path = self.folder / "summary.json"

@@ -70,9 +70,17 @@ def write_report(runs: Sequence[RunFolder], folder: Path) -> Report:
 
 
 def render_page(
-    runs: Sequence[RunFolder], pictures: Sequence[Sequence[str]] = (), *, live: bool = False, status: str = ""
+    runs: Sequence[RunFolder],
+    pictures: Sequence[Sequence[str]] = (),
+    *,
+    live: bool = False,
+    status: str = "",
+    above: str = "",
 ) -> str:
-    """Render the page of some runs; a ``live`` page asks its server for newer data, and shows ``status``."""
+    """Render the page of some runs; a ``live`` page asks its server for newer data, and shows ``status``.
+
+    ``above`` is HTML that stands above the report, with its own names escaped.
+    """
     return (
         environment()
         .get_template("report.html.j2")
@@ -83,6 +91,7 @@ def render_page(
             assets=_assets(),
             live=live,
             status=status,
+            above=Markup(above),
         )
     )
 

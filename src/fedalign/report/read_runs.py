@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedalign.errors import FedalignError
 from fedalign.experiments.additions import seed_list
-from fedalign.experiments.store import RunStore
+from fedalign.experiments.run_layout import RunLayout
 from fedalign.protocol.records import History
+from fedalign.report.same_clients import with_same_clients
 from fedalign.report.unfinished import begun, summary_so_far, what_is_missing
 
 
@@ -38,18 +38,9 @@ def read_run(folder: Path) -> RunFolder:
 
     Raises :class:`FedalignError` if it is not a run's folder, if no round has finished, or if a file is damaged.
     """
-    if not (folder / "config.toml").is_file():
-        raise FedalignError(f"{folder} is not a run's folder: it has no config.toml")
+    layout = RunLayout.read(folder)
+    settings = layout.settings
     try:
-        settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        if "sweep" in settings or "redteam" in settings:
-            kind = "sweep" if "sweep" in settings else "redteam"
-            raise FedalignError(f"{folder} holds no run but a {kind}: its figures are in {kind}.csv and {kind}.json")
-        if "arms" not in settings:
-            raise FedalignError(
-                f"{folder} holds a single run, of fa.simulate or of Flower, and a report compares the arms of an "
-                "experiment (fa.run, fedalign run)"
-            )
         arms, seeds = settings["arms"], seed_list(settings["seeds"])
         path, summary, missing = folder / "summary.json", None, []
         if path.is_file():
@@ -58,13 +49,16 @@ def read_run(folder: Path) -> RunFolder:
                 summary = None  # a resume has added arms or seeds, and has not finished
             else:
                 arms, seeds = list(summary["arms"]), summary["seeds"]
-        stores = {arm: {seed: RunStore(folder / arm / f"seed-{seed}") for seed in seeds} for arm in arms}
-        histories = {arm: {seed: store.whole_history() for seed, store in own.items()} for arm, own in stores.items()}
+        stores = layout.stores(arms, seeds)
+        histories = {
+            arm: {seed: with_same_clients(store.whole_history()) for seed, store in own.items()}
+            for arm, own in stores.items()
+        }
         if summary is None:
             missing = what_is_missing(stores, histories, settings["rounds"])
             histories = begun(folder, histories)
             summary = summary_so_far(settings, stores, histories)
         clients = {arm: {seed: stores[arm][seed].clients() for seed in own} for arm, own in histories.items()}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise FedalignError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
     return RunFolder(folder, settings, summary, histories, clients, tuple(missing))

@@ -1,8 +1,8 @@
 """``fedalign report --serve``: the report of runs as they are now, on an address of this machine only.
 
 The server reads the runs' folders and writes nothing. It answers two paths: the page, and its data, which the page asks
-for again and again. Requests under another host name are refused, so that a web page that the reader happens to have
-open cannot read the runs through a name that it controls.
+for again and again; a report may have more of them. Requests under another host name are refused, so that a web page
+that the reader happens to have open cannot read the runs through a name that it controls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,7 +51,15 @@ class LiveReport:
         """Render the page of the runs as they are now."""
         with self._lock:
             runs = [run.read() for run in self._runs]
-            return render_page(runs, live=True, status=_status(runs)).encode()
+            return render_page(runs, live=True, status=_status(runs), above=self.above()).encode()
+
+    def above(self) -> str:
+        """Return HTML that the page shows above the report; nothing here."""
+        return ""
+
+    def more(self) -> Mapping[str, Callable[[], tuple[bytes, str]]]:
+        """Return further paths, each with what gives its body and its type; none here."""
+        return {}
 
     def data(self) -> Answer:
         """Render what the page needs to bring itself up to date, or return the last answer if nothing has changed."""
@@ -110,8 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, self.server.report.page(), "text/html; charset=utf-8")
             elif path == "/data":
                 self._send_data(self.server.report.data())
+            elif path in (more := self.server.report.more()):
+                self._send(200, *more[path]())
             else:
-                self._send(404, b"there is only / here\n", "text/plain; charset=utf-8")
+                known = ", ".join(["/", *more])
+                self._send(404, f"there is only {known} here\n".encode(), "text/plain; charset=utf-8")
         except FedalignError as error:
             self._send(500, f"{error}\n".encode(), "text/plain; charset=utf-8")
 

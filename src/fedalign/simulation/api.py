@@ -39,7 +39,8 @@ from fedalign.rules.align import Align
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
 from fedalign.rules.verified import Trust, with_trust
-from fedalign.simulation.simulation import EngineName, Simulation, SimulationResult
+from fedalign.simulation.engine.named import EngineName
+from fedalign.simulation.simulation import Simulation, SimulationResult
 from fedalign.simulation.spec import ModelFactory, RunSpec
 from fedalign.training.local import LocalSGD
 from fedalign.training.losses import PerSampleLoss, cross_entropy

@@ -15,7 +15,7 @@ from fedalign.attacks.hostile import HostileClients
 from fedalign.callbacks import Stopped
 from fedalign.data.federation import Federation, Rows
 from fedalign.data.samples import Pool
-from fedalign.errors import DivergedError, FedalignError
+from fedalign.errors import DivergedError
 from fedalign.protocol.messages import (
     Declined,
     Invite,
@@ -36,7 +36,7 @@ from fedalign.simulation.engine.jobs import Trained, TrainJob
 from fedalign.simulation.metrics import RunMetrics
 from fedalign.simulation.scaffold import Controls
 from fedalign.training.optimizer import LocalOptimizer
-from fedalign.training.participation import Full, Participation, Presence
+from fedalign.training.participation import Full, Participation, draw_for
 
 
 @dataclass
@@ -92,16 +92,8 @@ class LiveRun:
         """Draw the clients that can be reached, or those that evaluate; None: no evaluators of their own."""
         self.round = request.round
         roster = self.roster or self.federation.roster
-        draw = self.participation.draw if request.purpose == "train" else self.participation.draw_evaluators
-        drawn = draw(request.round, roster, self.seed)
-        if drawn is None:
-            return None
-        if not isinstance(drawn, Presence) or len(drawn.reachable) != len(roster):
-            name = type(self.participation).__name__
-            raise FedalignError(
-                f"{name} must return a fedalign.Presence with an entry for each of {len(roster)} clients"
-            )
-        return Present(roster, tuple(bool(here) for here in drawn.reachable), drawn.draws)
+        drawn = draw_for(self.participation, request.purpose, request.round, roster, self.seed)
+        return None if drawn is None else Present(roster, drawn.reachable, drawn.draws)
 
     def is_tested(self) -> bool:
         """Say whether the model that this round serves is measured on test data."""
@@ -176,11 +168,10 @@ class LiveRun:
         if self.controls is None or self.received is None:
             return
         clients = self.federation.clients
-        for k, model in trained.items():
-            steps = self.local.steps_for(len(clients[k].train))
-            rates = math.fsum(self.local.rate(self.round, self.rounds, s, steps) for s in range(steps))
-            self.controls.update(k, self.received - model, rates, shares.get(k, 0.0))
-        self.controls.close(math.fsum(float(self.federation.p[k]) for k in shares if clients[k].priority))
+        sizes = {k: len(clients[k].train) for k in trained}
+        rates = {k: self.local.total_rate(self.round, self.rounds, samples) for k, samples in sizes.items()}
+        weight = math.fsum(float(self.federation.p[k]) for k in shares if clients[k].priority)
+        self.controls.renew(self.received, trained, shares, rates, weight)
 
     def in_order(self, clients: Iterable[int]) -> list[int]:
         """Sort clients as the engines finish them, so that sums round alike whatever else is trained."""

@@ -20,7 +20,8 @@ from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import RoundDone
 from fedalign.settings import user_modules
 from fedalign.simulation.driver import Event
-from fedalign.simulation.simulation import EngineName, Simulation, SimulationResult
+from fedalign.simulation.engine.named import EngineName
+from fedalign.simulation.simulation import Simulation, SimulationResult
 from fedalign.simulation.spec import ModelFactory, RunSpec
 from fedalign.training.losses import PerSampleLoss, cross_entropy
 

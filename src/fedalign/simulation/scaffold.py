@@ -40,6 +40,29 @@ class Controls:
         self.clients[k] += change
         self._change.add_(change, alpha=share)
 
+    def renew(
+        self,
+        received: torch.Tensor,
+        trained: Mapping[int, torch.Tensor],
+        shares: Mapping[int, float],
+        rates: Mapping[int, float],
+        part: float,
+    ) -> None:
+        """Renew the variates of the clients that trained ``received`` to a model each, and then the server's.
+
+        ``shares`` are those of the aggregate, ``rates`` the sums of the learning rates over a client's local steps,
+        and ``part`` is the weight of the priority clients that took part.
+        """
+        for k, model in trained.items():
+            self.update(k, received - model, rates[k], shares.get(k, 0.0))
+        self.close(part)
+
+    def grow(self, clients: int) -> None:
+        """Add zero variates, so that there are at least so many clients."""
+        missing = clients - len(self.clients)
+        if missing > 0:
+            self.clients = torch.cat([self.clients, self.clients.new_zeros(missing, self._size)])
+
     def close(self, part: float) -> None:
         """End a round: ``c ← c + part·Σ share_k·Δc_k``."""
         self.server += self._change * part

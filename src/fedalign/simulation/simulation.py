@@ -6,14 +6,14 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedalign.attacks.hostile import HostileClients
 from fedalign.callbacks import Stopped, close_all, notify_end, notify_error, notify_round, notify_stop
-from fedalign.errors import DivergedError, FedalignError, nearest
+from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import RoundDone, Snapshot
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import History
@@ -22,11 +22,10 @@ from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Measure, Rule
 from fedalign.simulation.device import matmul_precision, resolve_device
 from fedalign.simulation.driver import Driver, Event
-from fedalign.simulation.engine.batched import BatchedEngine
-from fedalign.simulation.engine.jobs import Data, Engine, EvalJob
+from fedalign.simulation.engine.jobs import Data, EvalJob
 from fedalign.simulation.engine.layout import Layout
+from fedalign.simulation.engine.named import EngineName, make_engine
 from fedalign.simulation.engine.outputs import OutputReader
-from fedalign.simulation.engine.reference import ReferenceEngine
 from fedalign.simulation.live_run import LiveRun
 from fedalign.simulation.metrics import prepare_metrics
 from fedalign.simulation.model_checks import check_model, check_repeatable
@@ -34,8 +33,6 @@ from fedalign.simulation.scaffold import Controls
 from fedalign.simulation.spec import ModelFactory, RunSpec, initial_module, plan_of
 from fedalign.training.losses import PerSampleLoss, cross_entropy
 from fedalign.training.server import Partial
-
-EngineName = Literal["batched", "reference"]
 
 
 @dataclass(frozen=True)
@@ -84,13 +81,7 @@ class Simulation:
         for spec in specs:
             if isinstance(spec.rule, Rule) and spec.rule.needs_accuracy and not accuracy:
                 raise FedalignError("matching on accuracy needs a task with classes; this one has none: use on='loss'")
-        self._engine: Engine
-        if engine == "batched":
-            self._engine = BatchedEngine(self._template, loss, data, chunk, accuracy=accuracy)
-        elif engine == "reference":
-            self._engine = ReferenceEngine(self._template, loss, data, accuracy=accuracy)
-        else:
-            raise FedalignError(f"unknown engine {engine!r}; {nearest(str(engine), ['batched', 'reference'])}")
+        self._engine = make_engine(engine, self._template, loss, data, chunk, accuracy=accuracy)
         self._results: list[SimulationResult] = []
         self._runs = [
             _live(spec, plan, model, self.layout, self.device, one)

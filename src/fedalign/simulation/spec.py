@@ -110,12 +110,7 @@ def plan_of(spec: RunSpec) -> Plan:
     match_on: Split = rule.match_on or ("heldout" if fed.has_heldout else "train")
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
-    several = isinstance(rule, AutoAlign) and not rule.is_fedalign
-    if spec.local.scaffold and (rule.needs_updates or several):
-        name = 'a verified rule (trust="verify")' if isinstance(rule, Verified) else type(rule).__name__
-        raise FedalignError(
-            f"SCAFFOLD cannot be combined with {name}, which does not fix in advance whose updates are used"
-        )
+    check_scaffold(rule, spec.local)
     return Plan(
         rule=rule,
         rounds=spec.rounds,
@@ -128,6 +123,19 @@ def plan_of(spec: RunSpec) -> Plan:
         server=spec.server,
         work=tuple(spec.local.samples_for(len(client.train)) for client in fed.clients),
     )
+
+
+def check_scaffold(rule: Rule, local: LocalOptimizer) -> None:
+    """Refuse SCAFFOLD with a rule for which several aggregates, or none, may use a client's update.
+
+    >>> check_scaffold(PriorityOnly(), LocalSGD(lr=0.1, epochs=1, scaffold=True))
+    """
+    several = isinstance(rule, AutoAlign) and not rule.is_fedalign
+    if local.scaffold and (rule.needs_updates or several):
+        name = 'a verified rule (trust="verify")' if isinstance(rule, Verified) else type(rule).__name__
+        raise FedalignError(
+            f"SCAFFOLD cannot be combined with {name}, which does not fix in advance whose updates are used"
+        )
 
 
 def _check_types(spec: RunSpec) -> None:

@@ -161,6 +161,16 @@ class LocalOptimizer(abc.ABC):
         t = round * steps + step if self.schedule.counts == "steps" else round
         return self.schedule.at(t, rounds)
 
+    def total_rate(self, round: int, rounds: int, samples: int) -> float:
+        """Give the sum of η over a round's local steps of a client with so many training samples.
+
+        >>> from fedalign import LocalSGD
+        >>> LocalSGD(lr=0.5, steps=4).total_rate(0, 1, samples=120)
+        2.0
+        """
+        steps = self.steps_for(samples)
+        return math.fsum(self.rate(round, rounds, step, steps) for step in range(steps))
+
 
 def per_client(rate: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Shape a vector with one number per client so that it multiplies a stacked tensor.

@@ -13,6 +13,7 @@ import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -54,6 +55,24 @@ class Participation(abc.ABC):
     def check(self, roster: Roster, rounds: int) -> None:
         """Raise :class:`FedalignError`, before any training, if the pattern does not fit this roster."""
         return
+
+
+def draw_for(
+    participation: Participation, purpose: Literal["train", "evaluate"], round: int, roster: Roster, seed: int
+) -> Presence | None:
+    """Draw the clients that train in a round, or those that evaluate; None: no evaluators of their own.
+
+    Raises :class:`FedalignError` if a pattern of the user's own returns something else than a :class:`Presence` with an
+    entry for each client.
+    """
+    draw = participation.draw if purpose == "train" else participation.draw_evaluators
+    drawn = draw(round, roster, seed)
+    if drawn is None:
+        return None
+    if not isinstance(drawn, Presence) or len(drawn.reachable) != len(roster):
+        name = type(participation).__name__
+        raise FedalignError(f"{name} must return a fedalign.Presence with an entry for each of {len(roster)} clients")
+    return Presence(tuple(bool(here) for here in drawn.reachable), drawn.draws)
 
 
 @dataclass(frozen=True)
