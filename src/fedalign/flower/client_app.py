@@ -97,7 +97,7 @@ def evaluate(message: Message, context: Context) -> Message:
         return Message(RecordDict({"metrics": MetricRecord(dict(node.metrics(models[0])))}), reply_to=message)
     measures: dict[str, Measure] = {}
     for split, places in get_questions(task, len(models)).items():
-        found = node.measure([models[i] for i in places], split) or []  # type: ignore[arg-type]
+        found = node.measure([models[i] for i in places], split, split == task.get("tempered")) or []  # type: ignore[arg-type]
         measures |= {f"{split}-{i}": measure for i, measure in zip(places, found, strict=False)}
     content = RecordDict()
     put_measures(content, measures)

@@ -62,9 +62,10 @@ class EarlyMeasures:
     def recall(self, request: Evaluate) -> list[Measures] | None:
         """Return the reply to a request if all that it asks for is known, else None.
 
-        Of a request for the record, clients that did not answer are missing in the reply.
+        Of a request for the record, clients that did not answer are missing in the reply. Losses at other temperatures
+        are not kept.
         """
-        if not (self._known or self._silent) or not request.asked:
+        if request.tempered or not (self._known or self._silent) or not request.asked:
             return None
         keys = [{k: (digest(model), request.split, k) for k in clients} for model, clients in request.asked]
         known = self._known.keys() | (self._silent if request.for_record else set())

@@ -28,6 +28,7 @@ class _Questions:
     models: dict[str, torch.Tensor] = field(default_factory=dict)
     measures: dict[int, dict[tuple[str, Split], None]] = field(default_factory=dict)  # by client
     pair: tuple[str, str, Split] | None = None
+    tempered: Split | None = None  # the split on which losses at other temperatures are asked for
 
     def name(self, model: torch.Tensor) -> str:
         """Return the digest of a model, and note the model."""
@@ -68,7 +69,7 @@ class Measuring:
         """
         if (known := self.early.recall(request)) is not None:
             return known
-        asked = _Questions()
+        asked = _Questions(tempered=request.split if request.tempered else None)
         names = [asked.name(model) for model, _ in request.asked]
         for name, (_, clients) in zip(names, request.asked, strict=True):
             for k in clients:
@@ -125,7 +126,7 @@ class Measuring:
         compare = None
         if pair is not None and pair[0] in names and pair[1] in names:
             compare = (names.index(pair[0]), names.index(pair[1]), pair[2])
-        put_questions(content, k, self._rounds, self._members.is_priority(k), measures, compare)
+        put_questions(content, k, self._rounds, self._members.is_priority(k), measures, compare, asked.tempered)
         return Order([asked.models[name] for name in names], content)
 
 

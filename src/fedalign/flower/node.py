@@ -106,13 +106,17 @@ class Node:
         self.layout.load(module, model)
         return dict(module.state_dict())
 
-    def measure(self, models: Sequence[torch.Tensor], split: Split) -> list[Measure] | None:
-        """Measure models on one split; None if the client has no samples in it."""
+    def measure(self, models: Sequence[torch.Tensor], split: Split, tempered: bool = False) -> list[Measure] | None:
+        """Measure models on one split; None if the client has no samples in it.
+
+        With ``tempered``, the measures have the losses at other temperatures, too.
+        """
         rows = self._client.rows(split)
         if not len(rows):
             return None
         with matmul_precision(self.settings.tf32):
-            return self._engine.evaluate([EvalJob(m.to(self._device), self._federation.pool, rows) for m in models])
+            pool = self._federation.pool
+            return self._engine.evaluate([EvalJob(m.to(self._device), pool, rows, tempered) for m in models])
 
     def metrics(self, model: torch.Tensor) -> dict[str, float]:
         """Compute the metrics of the settings on this client's data; what is undefined, or has no data, is missing.

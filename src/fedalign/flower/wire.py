@@ -83,11 +83,13 @@ def losses(content: RecordDict) -> dict[str, float]:
 
 def put_measures(content: RecordDict, measures: Mapping[str, Measure]) -> None:
     """Put measures into a message, each under a name."""
-    values: dict[str, int | float] = {}
+    values: dict[str, int | float | list[float]] = {}
     for name, measure in measures.items():
         values |= {f"{name}.loss": float(measure.loss), f"{name}.samples": int(measure.samples)}
         if measure.accuracy is not None:
             values[f"{name}.accuracy"] = float(measure.accuracy)
+        if measure.tempered:
+            values[f"{name}.tempered"] = list(measure.tempered)
     content["measures"] = MetricRecord(values)  # type: ignore[arg-type]
 
 
@@ -102,7 +104,9 @@ def get_measure(content: RecordDict, name: str) -> Measure | None:
         return None
     if f"{name}.accuracy" in record and not (accuracy is not None and 0 <= accuracy <= 1):
         return None
-    return Measure(loss, accuracy, samples)
+    tempered = record.get(f"{name}.tempered")
+    losses = [number(one) for one in tempered] if isinstance(tempered, list) else []
+    return Measure(loss, accuracy, samples, tuple(one for one in losses if one is not None and math.isfinite(one)))
 
 
 def number(value: object) -> float | None:
@@ -152,10 +156,12 @@ def put_questions(
     priority: bool,
     measures: Sequence[str],
     compare: tuple[int, int, str] | None = None,
+    tempered: str | None = None,
 ) -> None:
     """Put into a message what to do with its models: ``heldout-1`` measures the second one on held-out data.
 
-    ``compare`` asks for a comparison of two models, by their places, sample by sample on a split.
+    ``compare`` asks for a comparison of two models, by their places, sample by sample on a split. ``tempered`` names a
+    split for which losses at other temperatures are asked, too.
     """
     put_task(content, client, 0, rounds, "heldout", priority, None)
     task = content["task"]
@@ -164,6 +170,8 @@ def put_questions(
         task["measures"] = list(measures)
     if compare is not None:
         task["compare"], task["split"] = list(compare[:2]), compare[2]
+    if tempered is not None:
+        task["tempered"] = tempered
 
 
 def get_questions(task: Mapping[str, object], models: int) -> dict[str, list[int]]:

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 from fedalign.errors import DivergedError
-from fedalign.protocol.aggregate import shares
+from fedalign.protocol.aggregate import shares, weighted_mean
+from fedalign.protocol.calibration import calibrated_mean
 from fedalign.protocol.candidates import Choice, Option, choose
 from fedalign.protocol.fallback import assess
 from fedalign.protocol.fedalign import broadcast, invite
@@ -158,12 +159,12 @@ def train_priority_only(
 
 def compare_with_priority_only(
     plan: Plan, state: AutoState, choice: Choice, own: Option, evaluators: tuple[int, ...], log: RoundLog, credit: bool,
-    promise: bool = False,
+    promise: bool = False, calibrated: bool = False,
 ) -> Generator[Request, Any, Fallback]:  # fmt: skip
     """Let the evaluators measure what they have not measured yet, and compare the choice with the fallback.
 
     One of the two is served then, so the request says what will be asked about them. With ``promise`` that includes a
-    comparison of the two, sample by sample.
+    comparison of the two, sample by sample. With ``calibrated``, losses are those at the best temperature.
     """
     served, training = choice.options[choice.served], choice.options[choice.training]
     options = {"served": served}
@@ -175,7 +176,10 @@ def compare_with_priority_only(
         asked = tuple((options[name].server.weights, evaluators) for name in unknown)
         ahead = measured_next(plan, (served.server.weights, own.server.weights), training.server.weights)
         both = (served.server.weights, own.server.weights) if promise else None
-        measures |= zip(unknown, (yield Evaluate(asked, plan.evaluate_on, ahead, both)), strict=True)
+        measures |= zip(
+            unknown, (yield Evaluate(asked, plan.evaluate_on, ahead, both, tempered=calibrated)), strict=True
+        )
         log.sent_down(len(unknown) * len(evaluators))
     own_measures = measures.get("priority_only", measures["served"])
-    return assess(log.roster, state.fallback, measures["served"], own_measures, credit=credit)
+    mean = calibrated_mean if calibrated else weighted_mean
+    return assess(log.roster, state.fallback, measures["served"], own_measures, credit=credit, mean=mean)

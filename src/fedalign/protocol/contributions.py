@@ -10,7 +10,9 @@ from statistics import median, quantiles
 from typing import Any
 
 from fedalign.protocol.aggregate import mix_of, shares, weighted_mean
+from fedalign.protocol.calibration import calibrated_mean
 from fedalign.protocol.candidates import Option
+from fedalign.protocol.fallback import Mean
 from fedalign.protocol.messages import Aggregate, Evaluate, Mix, Request
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.roster import Roster
@@ -138,7 +140,7 @@ class Verification:
         self.log.refuse(aggregated.refused)  # updates were checked when they were compared: training has diverged
         servers = [self.before.step(mean, self.plan.server) for mean in aggregated.models]
         asked = tuple((server.weights, self.evaluators) for server in servers)
-        answers = yield Evaluate(asked, self.plan.evaluate_on)
+        answers = yield Evaluate(asked, self.plan.evaluate_on, tempered=self.rule.calibrated)
         self.log.sent_down(len(servers) * len(self.evaluators))
         complete = [k for k in self.evaluators if all(k in of_model for of_model in answers)]
         kept = [{k: of_model[k] for k in complete} for of_model in answers]
@@ -147,8 +149,19 @@ class Verification:
         ]
 
     def loss(self, option: Option) -> float:
-        """Return the evaluators' mean loss of a measured model; infinity where it is not finite or nobody answered."""
-        loss = weighted_mean(self.log.roster, option.measures)[0] if option.measures else math.inf
+        """Return the evaluators' mean loss of a measured model, by which models are compared.
+
+        It is the loss at the best temperature, unless the rule compares plain losses; infinity where it is not finite
+        or nobody answered.
+        """
+        return self._mean_loss(option, calibrated_mean if self.rule.calibrated else weighted_mean)
+
+    def plain_loss(self, option: Option) -> float:
+        """Return the evaluators' mean loss of a measured model without a temperature."""
+        return self._mean_loss(option, weighted_mean)
+
+    def _mean_loss(self, option: Option, mean: Mean) -> float:
+        loss = mean(self.log.roster, option.measures)[0] if option.measures else math.inf
         return loss if math.isfinite(loss) else math.inf
 
     def contributions(self) -> Generator[Request, Any, Contributions]:

@@ -10,13 +10,16 @@ good rounds give credit, it is also served in every single round in which the ch
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fedalign.protocol.aggregate import weighted_mean
 from fedalign.protocol.records import Fallback
 from fedalign.protocol.roster import Roster
 from fedalign.rules.rule import Measure
+
+#: How the clients' measures of a model become one loss and one accuracy.
+Mean = Callable[[Roster, Mapping[int, Measure]], tuple[float, float | None]]
 
 SMOOTHING = 0.1  #: weight of a new round in the smoothed deficit
 MARGIN = 0.005  #: the smoothed deficit, in accuracy (or as a part of the loss), above which the fallback is served
@@ -30,12 +33,13 @@ def assess(
     priority_only: Mapping[int, Measure],
     *,
     credit: bool = True,
+    mean: Mean = weighted_mean,
 ) -> Fallback:
     """Update the smoothed deficit of the choice, by the clients that measured both models.
 
     With ``credit``, rounds in which the choice was better make up for later ones. Without, the deficit is never
     negative, and a choice is behind at once if its loss is higher, if its accuracy is lower by more than one point, or
-    if no client measured both models.
+    if no client measured both models. ``mean`` averages the clients' measures.
 
     >>> roster, one = Roster(("a",), (True,), (10,)), {0: Measure(1.0, 0.6, 10)}
     >>> assess(roster, Fallback(apart=True), one, {0: Measure(1.0, 0.7, 10)}).behind
@@ -44,8 +48,8 @@ def assess(
     both = [k for k in chosen if k in priority_only]
     if not both:
         return replace(before, apart=True) if credit else Fallback(True, deficit=before.deficit, behind=True)
-    loss, accuracy = weighted_mean(roster, {k: chosen[k] for k in both})
-    own_loss, own_accuracy = weighted_mean(roster, {k: priority_only[k] for k in both})
+    loss, accuracy = mean(roster, {k: chosen[k] for k in both})
+    own_loss, own_accuracy = mean(roster, {k: priority_only[k] for k in both})
     if not math.isfinite(loss) or not math.isfinite(own_loss):
         # Not smoothed: the average would never recover from an infinity.
         return Fallback(True, own_loss, own_accuracy, before.deficit, behind=math.isfinite(own_loss))

@@ -70,7 +70,8 @@ class Evaluate:
     the measures of the clients that answered. ``ahead`` names models, each with a split, that the same clients will be
     asked about next, and ``paired`` two models that they will be asked to compare on the same split
     (:class:`Paired`). A driver that pays for every exchange may have all that measured now. ``for_record`` says that no
-    decision depends on the reply: a client that has just been asked in vain need not be asked again.
+    decision depends on the reply: a client that has just been asked in vain need not be asked again. With ``tempered``,
+    measures have the losses at other temperatures as well (``calibration.py``).
     """
 
     asked: tuple[tuple[Model, tuple[int, ...]], ...]
@@ -78,6 +79,7 @@ class Evaluate:
     ahead: tuple[tuple[Model, Split], ...] = ()
     paired: tuple[Model, Model] | None = None
     for_record: bool = False
+    tempered: bool = False
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,9 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
     if models.priority_only is not None or choice.served or choice.training:
         own = yield from train_priority_only(plan, models, choice, answered, sent, log)
         fallback = yield from compare_with_priority_only(
-            plan, models, choice, own, evaluators, log, credit=False, promise=promises
-        )
+            plan, models, choice, own, evaluators, log, credit=False, promise=promises,
+            calibrated=verification.rule.calibrated,
+        )  # fmt: skip
         new = _after_comparison(new, own, fallback, verification.loss(served))
         if fallback.behind:
             choice = replace(
@@ -171,8 +172,9 @@ def _choose(
     measured = yield from verification.measure([verification.mix(clients) for clients in sets])
     losses = [verification.loss(one) for one in measured]
     served = min(range(len(sets)), key=lambda i: (losses[i], len(sets[i])))
-    limit = (1 + rule.tolerance) * max(sent.loss, losses[served])
-    harmless = [loss <= limit < math.inf for loss in losses]  # an infinite limit: nobody measured anything
+    plain = [verification.plain_loss(one) for one in measured]  # in the unit of the received model's loss
+    limit = (1 + rule.tolerance) * max(sent.loss, plain[served])
+    harmless = [loss <= limit < math.inf for loss in plain]  # an infinite limit: nobody measured anything
     training = _largest(sets, [ok and set(broad).issuperset(one) for one, ok in zip(sets, harmless, strict=True)])
     log.tried = tuple(
         Tried(None, len(clients), loss if math.isfinite(loss) else None, i == served)

@@ -19,11 +19,15 @@ MatchOn = Literal["heldout", "train"]
 
 @dataclass(frozen=True)
 class Measure:
-    """How a model did on one client's data: mean loss, accuracy (None where there are no classes), sample count."""
+    """How a model did on one client's data: mean loss, accuracy (None where there are no classes), sample count.
+
+    ``tempered``, if asked for, has the mean losses with the outputs divided by each of several temperatures.
+    """
 
     loss: float
     accuracy: float | None
     samples: int
+    tempered: tuple[float, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ class Verified(Rule):
     A client is as good as this round's change of the loss, or its average over the rounds, whichever is worse. The
     best aggregate is served.
 
+    Losses of models are compared at the temperature that is best for each (``calibration.py``), so that a model is not
+    preferred for being less confident. ``calibrated=False`` compares plain losses.
+
     The next round trains on from another aggregate. It may hold a client only if
 
     - neither of these two changes is an outlier among all clients', or larger than when the priority client that
@@ -68,6 +71,7 @@ class Verified(Rule):
     cosine: float = -0.1
     alike: float = 1.3
     probes: int = 64
+    calibrated: bool = True
     promise: bool = True
     match_on: MatchOn | None = None
     needs_updates: bool = field(default=True, init=False, repr=False, compare=False)

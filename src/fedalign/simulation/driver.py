@@ -119,7 +119,7 @@ class Driver:
                 for k in clients:
                     rows = run.federation.clients[k].rows(request.split)
                     if len(rows):
-                        jobs.append(EvalJob(model, run.federation.pool, rows))
+                        jobs.append(EvalJob(model, run.federation.pool, rows, request.tempered))
                         places.append((i, m, k))
         replies: list[list[dict[int, Measure]]] = [[{} for _ in request.asked] for _, request in asked]
         for (i, m, k), measure in zip(places, self.engine.evaluate(jobs), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,29 @@ def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.
     logits = outputs.reshape(targets.shape)
     losses = F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
     return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def takes_logits(loss: PerSampleLoss) -> bool:
+    """Tell whether outputs divided by a temperature are outputs, too, so that the loss can be computed with them.
+
+    So it is with both cross-entropies. A loss function of your own may say so by an attribute ``takes_logits = True``.
+
+    >>> takes_logits(cross_entropy), takes_logits(squared_error)
+    (True, False)
+    """
+    return loss in (cross_entropy, binary_cross_entropy) or bool(getattr(loss, "takes_logits", False))
+
+
+def tempered_losses(
+    loss: PerSampleLoss, outputs: torch.Tensor, targets: torch.Tensor, temperatures: Sequence[float]
+) -> torch.Tensor:
+    """Return each sample's loss with the outputs divided by each temperature: (samples, temperatures).
+
+    >>> outputs, targets = torch.tensor([[2.0, 0.0]]), torch.tensor([1])
+    >>> [round(value, 3) for value in tempered_losses(cross_entropy, outputs, targets, (1.0, 4.0))[0].tolist()]
+    [2.127, 0.974]
+    """
+    return torch.stack([loss(outputs / temperature, targets).double() for temperature in temperatures], 1)
 
 
 def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

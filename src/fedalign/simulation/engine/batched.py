@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedalign.errors import FedalignError, FederationWarning
+from fedalign.protocol.calibration import TEMPERATURES
 from fedalign.rules.rule import Measure
 from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.engine.layout import Layout
@@ -19,7 +20,7 @@ from fedalign.simulation.engine.linear_chain import LinearChainStepper, chain
 from fedalign.simulation.engine.pairs import PairComparer
 from fedalign.simulation.engine.processor import in_threads, last_level_cache
 from fedalign.simulation.engine.vmapped import VmapStepper
-from fedalign.training.losses import PerSampleLoss, hits
+from fedalign.training.losses import PerSampleLoss, hits, takes_logits, tempered_losses
 from fedalign.training.optimizer import LocalOptimizer
 
 # The memory that one chunk may use in a step: so many bytes on a GPU, a share of the last-level cache on a CPU.
@@ -78,6 +79,8 @@ class BatchedEngine:
         # All sums go into two tensors: small results that outlive the large ones beside them would fragment memory.
         losses = torch.zeros(len(jobs), dtype=torch.float64, device=self.device)
         right = torch.zeros_like(losses)
+        tempers = takes_logits(self._loss) and any(job.tempered for job in jobs)
+        tempered = losses.new_zeros(len(jobs), len(TEMPERATURES) if tempers else 0)
         with torch.no_grad():
             for group in self._eval_groups(jobs):
                 begin = len(order)
@@ -87,10 +90,14 @@ class BatchedEngine:
                 losses[here] = torch.segment_reduce(self._loss(outputs, y).double(), "sum", lengths=lengths)
                 if self._accuracy:
                     right[here] = torch.segment_reduce(hits(outputs, y), "sum", lengths=lengths)
+                if tempers and any(jobs[j].tempered for j in order[here]):
+                    every = tempered_losses(self._loss, outputs, y, TEMPERATURES)
+                    tempered[here] = torch.segment_reduce(every, "sum", lengths=lengths, axis=0)
         measures: dict[int, Measure] = {}
-        for j, loss, hit in zip(order, losses.tolist(), right.tolist(), strict=True):
+        for j, loss, hit, others in zip(order, losses.tolist(), right.tolist(), tempered.tolist(), strict=True):
             n = len(jobs[j].rows)
-            measures[j] = Measure(loss / n, hit / n if self._accuracy else None, n)
+            asked = tuple(value / n for value in others) if jobs[j].tempered else ()
+            measures[j] = Measure(loss / n, hit / n if self._accuracy else None, n, asked)
         return [measures[j] for j in range(len(jobs))]
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:

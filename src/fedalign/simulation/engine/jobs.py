@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class EvalJob:
-    """Measure a model (a flat vector) on rows of a pool."""
+    """Measure a model (a flat vector) on rows of a pool; with ``tempered``, the loss at several temperatures, too."""
 
     model: torch.Tensor
     pool: Pool
     rows: Rows
+    tempered: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from fedalign.protocol.calibration import TEMPERATURES
 from fedalign.rules.rule import Measure
 from fedalign.simulation.engine.batches import batches_for
 from fedalign.simulation.engine.batchnorm import spare
@@ -20,7 +21,7 @@ from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.engine.pairs import PairComparer
 from fedalign.simulation.engine.random_functions import hashed_draws, tried
-from fedalign.training.losses import PerSampleLoss, hits
+from fedalign.training.losses import PerSampleLoss, hits, takes_logits, tempered_losses
 
 
 class ReferenceEngine:
@@ -47,7 +48,10 @@ class ReferenceEngine:
                 outputs = self._module(x)
                 loss = self._loss(outputs, y).double().mean().item()
             accuracy = hits(outputs, y).mean().item() if self._accuracy else None
-            measures.append(Measure(loss, accuracy, len(y)))
+            tempered: tuple[float, ...] = ()
+            if job.tempered and takes_logits(self._loss):
+                tempered = tuple(tempered_losses(self._loss, outputs, y, TEMPERATURES).mean(0).tolist())
+            measures.append(Measure(loss, accuracy, len(y), tempered))
         return measures
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:

@@ -1,0 +1,57 @@
+"""Losses at the best temperature: how well a model tells classes apart, whatever confidence it claims.
+
+A model that trained on few samples is overconfident: its loss on held-out samples is high although many of its answers
+are right. Whatever makes its outputs smaller then lowers the loss, wrong labels included, and a comparison of plain
+losses would welcome clients that send them. So the outputs are divided by a temperature before the loss is computed,
+and each model is judged at the temperature that is best for it (Guo et al., 2017). Clients report the loss at all of
+:data:`TEMPERATURES`, and the server takes the minimum of their mean: one temperature for all clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fedalign.protocol.aggregate import weighted_mean
+from fedalign.protocol.roster import Roster
+from fedalign.rules.rule import Measure
+
+TEMPERATURES = tuple(2.0 ** (i / 2) for i in range(-4, 13))  #: from 1/4 to 64, neighbours differ by a factor of √2
+
+
+def calibrated_mean(roster: Roster, measures: Mapping[int, Measure]) -> tuple[float, float | None]:
+    """Average like :func:`weighted_mean`, with the loss at the best temperature.
+
+    The plain loss is taken where it is not finite, and where a client has no losses at other temperatures, as with a
+    loss function that does not take logits.
+
+    >>> roster, plain = Roster(("a",), (True,), (9,)), Measure(3.0, 0.5, 9)
+    >>> calibrated_mean(roster, {0: plain})
+    (3.0, 0.5)
+    >>> tempered = tuple(1.0 + abs(math.log2(t) - 2) for t in TEMPERATURES)
+    >>> calibrated_mean(roster, {0: Measure(3.0, 0.5, 9, tempered)})
+    (1.0, 0.5)
+    """
+    loss, accuracy = weighted_mean(roster, measures)
+    if not math.isfinite(loss) or any(len(m.tempered) != len(TEMPERATURES) for m in measures.values()):
+        return loss, accuracy
+    total = math.fsum(float(roster.p[k]) for k in measures)
+    curve = [
+        math.fsum(float(roster.p[k]) * m.tempered[i] for k, m in measures.items()) / total
+        for i in range(len(TEMPERATURES))
+    ]
+    return lowest(curve), accuracy
+
+
+def lowest(curve: list[float]) -> float:
+    """Return the lowest point of a curve with equal steps: of the parabola through the lowest value and its neighbours.
+
+    >>> lowest([(i - 1.25) ** 2 for i in range(4)])
+    0.0
+    """
+    i = min(range(len(curve)), key=curve.__getitem__)
+    if not 0 < i < len(curve) - 1 or not all(map(math.isfinite, curve[i - 1 : i + 2])):
+        return curve[i]
+    left, middle, right = curve[i - 1 : i + 2]
+    bend = left - 2 * middle + right
+    return middle - (left - right) ** 2 / (8 * bend) if bend > 0 else middle
