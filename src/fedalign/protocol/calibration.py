@@ -10,13 +10,13 @@ and each model is judged at the temperature that is best for it (Guo et al., 201
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedalign.protocol.aggregate import weighted_mean
 from fedalign.protocol.roster import Roster
 from fedalign.rules.rule import Measure
 
-TEMPERATURES = tuple(2.0 ** (i / 2) for i in range(-4, 13))  #: from 1/4 to 64, neighbours differ by a factor of √2
+TEMPERATURES = tuple(2.0 ** (i / 2) for i in range(-10, 13))  #: from 1/32 to 64, neighbours differ by a factor of √2
 
 
 def calibrated_mean(roster: Roster, measures: Mapping[int, Measure]) -> tuple[float, float | None]:
@@ -43,15 +43,18 @@ def calibrated_mean(roster: Roster, measures: Mapping[int, Measure]) -> tuple[fl
     return lowest(curve), accuracy
 
 
-def lowest(curve: list[float]) -> float:
-    """Return the lowest point of a curve with equal steps: of the parabola through the lowest value and its neighbours.
+def lowest(curve: Sequence[float]) -> float:
+    """Return the lowest point of a curve with equal steps, also between them: of the polynomial through five values.
 
-    >>> lowest([(i - 1.25) ** 2 for i in range(4)])
+    >>> round(lowest([(i - 2.25) ** 2 for i in range(6)]), 4)
     0.0
     """
     i = min(range(len(curve)), key=curve.__getitem__)
-    if not 0 < i < len(curve) - 1 or not all(map(math.isfinite, curve[i - 1 : i + 2])):
+    around = curve[max(0, i - 2) : i + 3]
+    if len(around) < 5 or not all(map(math.isfinite, around)):
         return curve[i]
-    left, middle, right = curve[i - 1 : i + 2]
-    bend = left - 2 * middle + right
-    return middle - (left - right) ** 2 / (8 * bend) if bend > 0 else middle
+    a, b, c, d, e = around
+    first, second = (a - 8 * b + 8 * d - e) / 12, (-a + 16 * b - 30 * c + 16 * d - e) / 24
+    third, fourth = (-a + 2 * b - 2 * d + e) / 12, (a - 4 * b + 6 * c - 4 * d + e) / 24
+    places = (place / 100 for place in range(-100, 101))
+    return min(c + x * (first + x * (second + x * (third + x * fourth))) for x in places)

@@ -216,6 +216,8 @@ class BatchedEngine:
             return self._data.batch(torch.from_numpy(padded).to(self.device))
         first = [index.index(place) for place in range(len(places))]
         x, y = self._data.batch(torch.from_numpy(padded[first]).to(self.device))
+        if len(places) == 1:  # not copied for every model
+            return x.expand(len(padded), *x.shape[1:]), y.expand(len(padded), *y.shape[1:])
         where = torch.tensor(index, device=self.device)
         return x.index_select(0, where), y.index_select(0, where)
 
