@@ -18,20 +18,22 @@ from fedalign.aggregation.resemblance import resemblances
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
 from fedalign.flower.attendance import Attendance
+from fedalign.flower.bench import Bench
 from fedalign.flower.control_variates import ControlVariates
 from fedalign.flower.declining import NotWilling
 from fedalign.flower.exchange import Exchange
-from fedalign.flower.hello import read_hello
+from fedalign.flower.greetings import Greetings
 from fedalign.flower.inviting import Inviting
 from fedalign.flower.measuring import Measuring
 from fedalign.flower.members import Members
 from fedalign.flower.packing import Packing
+from fedalign.flower.patience import Timer
 from fedalign.flower.replies import Unreadable
 from fedalign.flower.roster_file import Entry, RosterFile
 from fedalign.flower.settings import Settings
 from fedalign.flower.shipping import Shipping
 from fedalign.flower.texts import plain_text
-from fedalign.flower.wire import HELLO, get_measure, keeps_models
+from fedalign.flower.wire import BENCHED, get_measure
 from fedalign.protocol.messages import (
     Aggregate,
     Aggregated,
@@ -57,6 +59,8 @@ from fedalign.simulation.driver import similarities_to
 from fedalign.simulation.engine.layout import Layout
 
 log = logging.getLogger("flwr")
+Report = Callable[..., None]  #: gets an event of the audit log, a client's name and details
+_TOLD = 3600.0  # seconds in which a benched client can learn that it is
 
 
 class RoundFailedError(Exception):
@@ -70,13 +74,26 @@ class BelowQuorumError(RoundFailedError):
 class GridDriver:
     """Answers requests over the Grid, and holds the updates of the last :class:`Invite` until they are aggregated."""
 
-    def __init__(self, grid: Grid, settings: Settings, roster: RosterFile, layout: Layout, packing: Packing) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        settings: Settings,
+        roster: RosterFile,
+        layout: Layout,
+        packing: Packing,
+        timer: Timer | None = None,
+    ) -> None:
         self._grid, self._settings, self._file, self._layout = grid, settings, roster, layout
-        # A reply has at most two models' worth of arrays, and the arrays' headers.
-        self.exchange = Exchange(grid, settings.timeout, 2 * layout.size * layout.dtype.itemsize + (1 << 16))
         strangers = [entry for entry in self._connected().values() if entry not in roster.entries]
         entries = [*roster.entries, *sorted(strangers, key=lambda entry: entry.key)]
         self.members = Members(entries, settings.free_cap, settings.free_total or math.inf)
+        # A reply has at most two models' worth of arrays, and the arrays' headers.
+        largest = 2 * layout.size * layout.dtype.itemsize + (1 << 16)
+        self.exchange = Exchange(grid, settings.patience, largest, self.members.is_priority, timer)
+        self.exchange.has_quorum = self._enough
+        self.greetings = Greetings(self.exchange, self.members, self._needed)
+        self.bench = Bench()
+        self.report: Report = lambda event, client, **details: None  #: told of events for the audit log
         self._rule = settings.make_rule()
         self._match_on = self._rule.match_on or settings.match_on
         recipe = settings.recipe
@@ -86,9 +103,7 @@ class GridDriver:
         self.controls = ControlVariates(settings.make_local(), layout, self.members, settings.rounds)
         self._received: torch.Tensor | None = None
         self._round = 0
-        self._excluded: dict[int, Lost | Refused] = {}  # connected clients whose first answer was of no use
         self._updates: dict[int, torch.Tensor] = {}
-        self._not_willing: dict[int, NotWilling] = {}  # free clients that declined to say hello
         self._buffers = BufferReader(layout)
         self.shipping = Shipping(self.exchange, packing, settings.cache)
         self._measuring = Measuring(self.shipping, self.members, settings.rounds)
@@ -118,28 +133,18 @@ class GridDriver:
     def online(self) -> set[int]:
         """Ask newly connected clients for their sample counts, and return the connected clients that have reported.
 
-        A free client that declines is connected too: it is recorded as declined, and not sent any model.
+        It does not wait for answers: those that come later count the next time. A free client that declines is
+        connected too: it is recorded as declined, and not sent any model.
         """
         numbered = {node: self.members.number(entry) for node, entry in self._connected().items()}
         self.exchange.nodes = {k: node for node, k in numbered.items() if k is not None}
         self.exchange.activity.seen(self.exchange.nodes)
-        new = [k for k in self.exchange.nodes if not self.members.has_reported(k)]
-        contents = {k: RecordDict({"task": ConfigRecord({"client": k})}) for k in new}
-        self._not_willing, self._excluded = {}, {}
-        for k, answer in self.exchange(HELLO, contents, "hello").items():
-            said, name = read_hello(answer, self._needed(k)), self.members.name(k)
-            if isinstance(said, dict):
-                self.members.report(k, said["train"], said["test"])
-                if not isinstance(answer, Lost) and keeps_models(answer):
-                    self.members.keep_models.add(k)
-                log.info("%s is connected, with %d training samples", name, said["train"])
-                continue
-            log.warning("%s is left out%s: %s", name, " for now" if isinstance(answer, Lost) else "", said.reason)
-            if isinstance(said, NotWilling) and not self.members.is_priority(k):
-                self._not_willing[k] = said
-            else:
-                self._excluded[k] = said
-        return {k for k in self.exchange.nodes if self.members.has_reported(k) or k in self._not_willing}
+        self.greetings.exchange()
+        return {k for k in self.exchange.nodes if self.members.has_reported(k) or k in self.greetings.not_willing}
+
+    def unheard(self, *, priority: bool) -> bool:
+        """Say whether the first answer of some connected client of this role may still come."""
+        return any(self.members.is_priority(k) == priority for k in self.greetings.unheard())
 
     def measure_finally(self, model: torch.Tensor, clients: int) -> tuple[Measure | None, ...]:
         """Let the first ``clients`` of the roster measure the final model on their test data; None: no such measure.
@@ -161,12 +166,31 @@ class GridDriver:
         return (self._match_on, *(["heldout"] if evaluates else []))
 
     def _who_is_there(self, request: WhoIsThere) -> Present | None:
-        known = {k for k in self.exchange.nodes if self.members.has_reported(k)}
-        present = self.attendance.present(request, self.online() if request.purpose == "train" else known)
-        return None if present is None else replace(present, excluded=dict(self._excluded))
+        if request.purpose == "train":
+            self._begin(request.round)
+            online = self.online() - self.bench.at(request.round).keys()
+        else:
+            online = {k for k in self.exchange.nodes if self.members.has_reported(k)}
+        present = self.attendance.present(request, online)
+        benched = {k: Lost(one.reason_in(request.round)) for k, one in self.bench.at(request.round).items()}
+        return None if present is None else replace(present, excluded={**self.greetings.excluded, **benched})
+
+    def _begin(self, round: int) -> None:
+        """Begin a round: bench free clients that did not answer in time in the last rounds, and tell them so."""
+        before = self.exchange.next_round()
+        for k in self.bench.returning(round):
+            self.report("client_returns", self.members.name(k))
+        missed = {k: why for k, why in before.missed.items() if not self.members.is_priority(k)}
+        for k, benched in self.bench.note(round - 1, missed, before.answered - missed.keys()).items():
+            name = self.members.name(k)
+            log.warning("%s is benched for %d rounds: %s", name, benched.rounds, benched.reason)
+            self.report("client_benched", name, rounds=benched.rounds, until=benched.until, reason=benched.reason)
+            if k in self.exchange.nodes:
+                told = ConfigRecord({"client": k, "rounds": benched.rounds, "until": benched.until})
+                self.exchange.post(BENCHED, {k: RecordDict({"task": told})}, ttl=_TOLD)
 
     def _invite(self, request: Invite) -> dict[int, Reply]:
-        answers = self._inviting.ask(request, self._not_willing)
+        answers = self._inviting.ask(request, self.greetings.not_willing)
         self._updates, self._round = {}, request.broadcast.round
         self._received = self.shipping.sent(request.model)  # an update is what clients made of what they got
         replies = {k: self._read(k, answers[k]) for k in request.clients}

@@ -22,7 +22,8 @@ from fedalign.protocol.records import RoundRecord
 log = logging.getLogger("flwr")
 _ONCE = {"resume", "continue_stopped", "out"}  # say how to continue, and are no part of the run
 _MAY_CHANGE = _ONCE | {
-    "timeout", "wait", "repeats", "quorum", "device", "roster", "trackers", "track", "deliver", "compress", "cache",
+    "timeout", "free_timeout", "free_part", "grace", "wait", "repeats", "quorum", "device", "roster", "trackers",
+    "track", "deliver", "compress", "cache",
 }  # fmt: skip
 
 

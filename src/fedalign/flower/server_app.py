@@ -24,6 +24,8 @@ from fedalign.flower.client_metrics import ClientMetrics
 from fedalign.flower.delivery import deliver_models, may_have
 from fedalign.flower.grid import BelowQuorumError, GridDriver, RoundFailedError
 from fedalign.flower.packing import Packing
+from fedalign.flower.patience import Timer
+from fedalign.flower.polling import pause_after
 from fedalign.flower.roster_file import RosterFile
 from fedalign.flower.run_folder import open_run
 from fedalign.flower.run_plan import complete, plan_of
@@ -64,13 +66,13 @@ class Server:
     Raises :class:`FedalignError` for wrong settings before anything is written.
     """
 
-    def __init__(self, grid: Grid, settings: Settings, run_id: int) -> None:
+    def __init__(self, grid: Grid, settings: Settings, run_id: int, timer: Timer | None = None) -> None:
         self._settings = settings
         self.folder = output_folder(settings, run_id)
         roster = RosterFile.read(Path(settings.roster).expanduser())
         self._module = settings.make_module(start=True)
         self._layout = Layout(self._module)
-        self._driver = GridDriver(grid, settings, roster, self._layout, Packing.of(settings))
+        self._driver = GridDriver(grid, settings, roster, self._layout, Packing.of(settings), timer)
         self._plan = plan_of(settings, self._layout, self._driver.members)
         self._algorithm = ALGORITHMS.find(self._plan.rule.algorithm)
         # Before anything is written: a wrong one must not leave a folder.
@@ -84,6 +86,7 @@ class Server:
         self._metrics = ClientMetrics(settings, self._driver.exchange, self._driver.shipping, self._driver.members)
         self._store = RunStore(self.folder)
         self.audit = AuditLog(self.folder)
+        self._driver.report = self.audit.add
         opened = open_run(self._store, settings, self._first(), self.audit)
         self._snapshot, self._stopped = opened.snapshot, opened.stopped
         self._failed = 0  # attempts at the present round
@@ -132,6 +135,7 @@ class Server:
         result = SimulationResult(self._as_module(final), history, clients=clients, stopped=self._stopped)
         notify_end([(self._callbacks, result)])
         members = self._driver.members
+        self._driver.exchange.next_round()  # whoever was late in the last round may have the model nevertheless
         allowed = may_have(settings.deliver, members, history)
         deliver_models({"final": final}, allowed, self._driver.exchange, members, self.audit)
         self.audit.add("run_ended", rounds=self._snapshot.round, stopped=str(self._stopped or ""))
@@ -201,18 +205,26 @@ class Server:
         )
 
     def _await_quorum(self) -> None:
-        """Wait until enough priority clients are connected and have reported."""
-        until = time.monotonic() + self._settings.wait
+        """Wait until enough priority clients are connected and have reported.
+
+        Free clients that are connected by then have the grace time to report, too; who comes later joins a later round.
+        """
+        driver, timer = self._driver, self._driver.exchange.timer
+        began = timer.now()
+        ready: float | None = None  # when the quorum was there
         while True:
-            online = self._driver.online()
-            if self._driver.members.weight(online) >= self._settings.quorum - 1e-9:
-                self._status.running()
-                return
-            self._status.waiting()
-            if time.monotonic() >= until:
-                missing = ", ".join(self._driver.members.missing(online))
-                raise self._paused(self._no_quorum(f"not connected: {missing}"))
-            time.sleep(1.0)
+            online, now = driver.online(), timer.now()
+            if driver.members.weight(online) >= self._settings.quorum - 1e-9:
+                ready = now if ready is None else ready
+                if not driver.unheard(priority=False) or now - ready >= self._settings.patience.extra(ready - began):
+                    self._status.running()
+                    return
+            else:
+                self._status.waiting()
+                if now - began >= self._settings.wait and not driver.unheard(priority=True):
+                    missing = ", ".join(driver.members.missing(online))
+                    raise self._paused(self._no_quorum(f"not connected: {missing}"))
+            timer.sleep(pause_after(now - began, 0.1, 1.0))
 
     def _no_quorum(self, why: object) -> str:
         return f"the priority clients' quorum of {self._settings.quorum:g} was not reached ({why})"
