@@ -185,7 +185,8 @@ class Federation:
         """Submit a run; its output goes to NAME. Gives its number."""
         settings = {
             "roster": str(self.folder / "roster.toml"), "out": str(self.folder / name), "rounds": 4, "warmup": 0.25,
-            "epochs": 2, "batch-size": 20, "epsilon": 0.6, "trust": "report", "timeout": float(LONG), **settings,
+            "epochs": 2, "batch-size": 20, "epsilon": 0.6, "trust": "report", "timeout": float(LONG),
+            "free-part": 1.0, "grace": float(LONG), **settings,
         }  # fmt: skip
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         said = json.loads(self.flwr("run", self.app, "here", "--run-config", words, "--format", "json").stdout)

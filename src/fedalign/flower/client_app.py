@@ -68,8 +68,10 @@ app = ClientApp(mods=[keep_policy, ask_again])
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Report how many samples this client has in each split, and whether its owner keeps models."""
-    content = RecordDict({"samples": MetricRecord(dict(_node(context).samples()))})
+    """Report how many samples this client has in each split, a fingerprint, and whether its owner keeps models."""
+    node = _node(context)
+    content = RecordDict({"samples": MetricRecord(dict(node.samples()))})
+    content["data"] = ConfigRecord({"fingerprint": node.fingerprint()})
     if Policy.read(context.node_config).keep_model is not None:
         put_wish_for_models(content)
     return Message(content, reply_to=message)

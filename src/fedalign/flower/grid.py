@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +25,14 @@ from fedalign.flower.declining import NotWilling
 from fedalign.flower.exchange import Exchange
 from fedalign.flower.greetings import Greetings
 from fedalign.flower.inviting import Inviting
+from fedalign.flower.live_roster import LiveRoster
 from fedalign.flower.measuring import Measuring
-from fedalign.flower.members import Members
 from fedalign.flower.packing import Packing
 from fedalign.flower.patience import Timer
 from fedalign.flower.replies import Unreadable
-from fedalign.flower.roster_file import Entry, RosterFile
+from fedalign.flower.roster_file import RosterFile
+from fedalign.flower.run_identity import RunIdentity, former_members
+from fedalign.flower.sample_counts import SampleCounts
 from fedalign.flower.settings import Settings
 from fedalign.flower.shipping import Shipping
 from fedalign.flower.texts import plain_text
@@ -52,6 +55,8 @@ from fedalign.protocol.messages import (
     RoundDone,
     WhoIsThere,
 )
+from fedalign.protocol.records import RoundRecord
+from fedalign.protocol.round_log import UNANSWERED
 from fedalign.rules.auto import AutoAlign
 from fedalign.rules.rule import Measure
 from fedalign.rules.verified import Verified
@@ -82,24 +87,29 @@ class GridDriver:
         layout: Layout,
         packing: Packing,
         timer: Timer | None = None,
+        identity: RunIdentity | None = None,
     ) -> None:
-        self._grid, self._settings, self._file, self._layout = grid, settings, roster, layout
-        strangers = [entry for entry in self._connected().values() if entry not in roster.entries]
-        entries = [*roster.entries, *sorted(strangers, key=lambda entry: entry.key)]
-        self.members = Members(entries, settings.free_cap, settings.free_total or math.inf)
+        self._grid, self._settings, self._layout = grid, settings, layout
+        self.members = former_members(roster, identity, settings.free_cap, settings.free_total or math.inf)
+        participation = settings.recipe.participation
+        path = Path(settings.roster).expanduser()
+        self._live = LiveRoster(path, roster, self.members, lambda now: participation.check(now, settings.rounds))
+        self._live.connected(self._keys())  # strangers that are there from the start
+        participation.check(self.members.roster(), settings.rounds)
         # A reply has at most two models' worth of arrays, and the arrays' headers.
         largest = 2 * layout.size * layout.dtype.itemsize + (1 << 16)
         self.exchange = Exchange(grid, settings.patience, largest, self.members.is_priority, timer)
         self.exchange.has_quorum = self._enough
-        self.greetings = Greetings(self.exchange, self.members, self._needed)
+        counts = SampleCounts({} if identity is None else identity.data)
+        self.greetings = Greetings(self.exchange, self.members, counts, self._needed)
         self.bench = Bench()
-        self.report: Report = lambda event, client, **details: None  #: told of events for the audit log
+        self.report: Report = lambda event, client=None, **details: None  #: told of events for the audit log
+        self._live.report = counts.report = lambda *event, **details: self.report(*event, **details)
         self._rule = settings.make_rule()
         self._match_on = self._rule.match_on or settings.match_on
         recipe = settings.recipe
         self._aggregator, self._server_steps = recipe.aggregator, recipe.server_steps
-        recipe.participation.check(self.members.roster(), settings.rounds)
-        self.attendance = Attendance(recipe.participation, self.members, settings.seed)
+        self.attendance = Attendance(participation, self.members, settings.seed)
         self.controls = ControlVariates(settings.make_local(), layout, self.members, settings.rounds)
         self._received: torch.Tensor | None = None
         self._round = 0
@@ -136,8 +146,9 @@ class GridDriver:
         It does not wait for answers: those that come later count the next time. A free client that declines is
         connected too: it is recorded as declined, and not sent any model.
         """
-        numbered = {node: self.members.number(entry) for node, entry in self._connected().items()}
-        self.exchange.nodes = {k: node for node, k in numbered.items() if k is not None}
+        roles = {k: self.members.is_priority(k) for k in range(len(self.members))}
+        self.exchange.nodes = {k: node for node, k in self._live.connected(self._keys()).items()}
+        self.greetings.refresh([k for k, role in roles.items() if self.members.is_priority(k) != role])
         self.exchange.activity.seen(self.exchange.nodes)
         self.greetings.exchange()
         return {k for k in self.exchange.nodes if self.members.has_reported(k) or k in self.greetings.not_willing}
@@ -156,14 +167,22 @@ class GridDriver:
         (found,) = self._measuring.evaluate(Evaluate(((model, asked),), "test"))
         return tuple(found.get(k) for k in range(clients))
 
-    def _connected(self) -> dict[int, Entry]:
-        keys = {int(node.node_id): bytes(node.public_key) for node in self._grid.get_nodes() if node.public_key}
-        return self._file.who(keys)
+    def _keys(self) -> dict[int, bytes]:
+        return {int(node.node_id): bytes(node.public_key) for node in self._grid.get_nodes() if node.public_key}
 
     def _needed(self, k: int) -> tuple[str, ...]:
         """Return the splits that a client must have: the one that losses are compared on, and the evaluators' one."""
         evaluates = isinstance(self._rule, AutoAlign | Verified) and self.members.is_priority(k)
         return (self._match_on, *(["heldout"] if evaluates else []))
+
+    def explained(self, record: RoundRecord) -> RoundRecord:
+        """Add to a round's record why priority clients did not answer an evaluation, such as an error on a node."""
+        why = self._measuring.failures
+        clients = tuple(
+            replace(c, reason=f"{c.reason}: {why[c.id]}") if c.reason == UNANSWERED and c.id in why else c
+            for c in record.clients
+        )
+        return replace(record, clients=clients)
 
     def _who_is_there(self, request: WhoIsThere) -> Present | None:
         if request.purpose == "train":
@@ -172,12 +191,19 @@ class GridDriver:
         else:
             online = {k for k in self.exchange.nodes if self.members.has_reported(k)}
         present = self.attendance.present(request, online)
-        benched = {k: Lost(one.reason_in(request.round)) for k, one in self.bench.at(request.round).items()}
-        return None if present is None else replace(present, excluded={**self.greetings.excluded, **benched})
+        if present is None:
+            return None
+        absent: dict[int, Lost | Refused] = dict(self.greetings.excluded)
+        absent |= {k: Lost(one.reason_in(request.round)) for k, one in self.bench.at(request.round).items()}
+        absent |= {k: Lost("removed from the roster") for k in range(len(self.members)) if self.members.is_removed(k)}
+        return replace(present, excluded=absent)
 
     def _begin(self, round: int) -> None:
         """Begin a round: bench free clients that did not answer in time in the last rounds, and tell them so."""
-        before = self.exchange.next_round()
+        before, every = self.exchange.next_round(), self._settings.refresh
+        self._measuring.failures.clear()
+        if every and round and round % every == 0:
+            self.greetings.refresh([k for k in self.exchange.nodes if self.members.has_reported(k)])
         for k in self.bench.returning(round):
             self.report("client_returns", self.members.name(k))
         missed = {k: why for k, why in before.missed.items() if not self.members.is_priority(k)}

@@ -23,11 +23,13 @@ from fedalign.flower.audit import AuditLog
 from fedalign.flower.client_metrics import ClientMetrics
 from fedalign.flower.delivery import deliver_models, may_have
 from fedalign.flower.grid import BelowQuorumError, GridDriver, RoundFailedError
+from fedalign.flower.live_roster import roster_changes
 from fedalign.flower.packing import Packing
 from fedalign.flower.patience import Timer
 from fedalign.flower.polling import pause_after
 from fedalign.flower.roster_file import RosterFile
 from fedalign.flower.run_folder import open_run
+from fedalign.flower.run_identity import ModelIdentity, RunIdentity, read_identity
 from fedalign.flower.run_plan import complete, plan_of
 from fedalign.flower.run_report import RunReport
 from fedalign.flower.server_log import server_log
@@ -72,8 +74,14 @@ class Server:
         roster = RosterFile.read(Path(settings.roster).expanduser())
         self._module = settings.make_module(start=True)
         self._layout = Layout(self._module)
-        self._driver = GridDriver(grid, settings, roster, self._layout, Packing.of(settings), timer)
+        model = ModelIdentity.of(self._module)
+        former = read_identity(self.folder) if settings.resume else None
+        note = None if former is None else former.check_model(model, self.folder)
+        packing = Packing.of(settings)
+        self._driver = GridDriver(grid, settings, roster, self._layout, packing, timer, former)
         self._plan = plan_of(settings, self._layout, self._driver.members)
+        if former is not None:  # of a run that is extended, the warm-up stays as it was
+            self._plan = replace(self._plan, warmup=former.warmup)
         self._algorithm = ALGORITHMS.find(self._plan.rule.algorithm)
         # Before anything is written: a wrong one must not leave a folder.
         callbacks, trackers = settings.make_callbacks(), settings.make_trackers(log.warning)
@@ -88,6 +96,14 @@ class Server:
         self.audit = AuditLog(self.folder)
         self._driver.report = self.audit.add
         opened = open_run(self._store, settings, self._first(), self.audit)
+        self._identity = RunIdentity(model, self._plan.warmup, data=self._driver.greetings.counts.data)
+        self._identity.keep(self.folder, self._driver.members)
+        if former is not None:
+            for event, client, details in roster_changes(former.roster(), self._identity.roster()):
+                self.audit.add(event, client, **details)
+        if note:
+            log.warning(note)
+            self.audit.add("model_changed", reason=note)
         self._snapshot, self._stopped = opened.snapshot, opened.stopped
         self._failed = 0  # attempts at the present round
         driver = self._driver
@@ -182,9 +198,11 @@ class Server:
         if self._metrics:
             measured = self._metrics.measure(done.model)
             done = replace(done, record=replace(done.record, metrics=measured))
-        done = replace(done, record=replace(done.record, **vars(self._driver.shipping.traffic)))
+        record = self._driver.explained(done.record)
+        done = replace(done, record=replace(record, **vars(self._driver.shipping.traffic)))
         self._driver.shipping.traffic = Traffic()
         done = notify_round(self._callbacks, done, self._as_module)
+        self._identity.keep(self.folder, self._driver.members)
         self._stopped = notify_stop(self._callbacks, done.record.round)
         record, self._snapshot, self._failed = done.record, done.snapshot, 0
         self.audit.round = self._snapshot.round

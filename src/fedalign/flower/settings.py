@@ -86,6 +86,7 @@ class Settings:
     free_timeout: float = 0.0  #: seconds that free clients have; 0: as long as priority clients
     free_part: float = 0.5  #: of the free clients; when they and the quorum have answered, the grace time begins
     grace: float = 5.0  #: seconds, at least, that a round then waits for the others; also half of the time so far
+    refresh: int = 10  #: after so many rounds clients are asked again how many samples they have; 0: never
     wait: float = 120.0  #: seconds to wait at the start, and before a repeated round, for the quorum
     quorum: float = 1.0  #: the fraction of the priority clients' weight that must answer
     repeats: int = 3  #: how often a round without a quorum is repeated before the run pauses
@@ -111,8 +112,8 @@ class Settings:
         if not 0 <= self.free_part <= 1:
             raise FedalignError(f"free-part must be from 0 to 1, not {self.free_part}")
         lowest = {
-            "rounds": 1, "timeout": 0.1, "free_timeout": 0, "grace": 0, "wait": 0, "repeats": 0, "longest": 0,
-            "seed": 0, "free_total": 0,
+            "rounds": 1, "timeout": 0.1, "free_timeout": 0, "grace": 0, "refresh": 0, "wait": 0,
+            "repeats": 0, "longest": 0, "seed": 0, "free_total": 0,
         }  # fmt: skip
         for name, least in lowest.items():
             if not getattr(self, name) >= least:
