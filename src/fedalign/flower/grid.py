@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedalign.aggregation.aggregator import Aggregation
@@ -18,25 +16,20 @@ from fedalign.aggregation.buffer_checks import BufferReader
 from fedalign.aggregation.resemblance import resemblances
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
-from fedalign.flower.attendance import Attendance
-from fedalign.flower.bench import Bench
 from fedalign.flower.control_variates import ControlVariates
 from fedalign.flower.declining import NotWilling
-from fedalign.flower.exchange import Exchange
-from fedalign.flower.greetings import Greetings
 from fedalign.flower.inviting import Inviting
-from fedalign.flower.live_roster import LiveRoster
 from fedalign.flower.measuring import Measuring
 from fedalign.flower.packing import Packing
 from fedalign.flower.patience import Timer
 from fedalign.flower.replies import Unreadable
+from fedalign.flower.roll_call import RollCall
 from fedalign.flower.roster_file import RosterFile
-from fedalign.flower.run_identity import RunIdentity, former_members
-from fedalign.flower.sample_counts import SampleCounts
+from fedalign.flower.run_identity import RunIdentity
 from fedalign.flower.settings import Settings
 from fedalign.flower.shipping import Shipping
 from fedalign.flower.texts import plain_text
-from fedalign.flower.wire import BENCHED, get_measure
+from fedalign.flower.wire import get_measure
 from fedalign.protocol.messages import (
     Aggregate,
     Aggregated,
@@ -57,15 +50,9 @@ from fedalign.protocol.messages import (
 )
 from fedalign.protocol.records import RoundRecord
 from fedalign.protocol.round_log import UNANSWERED
-from fedalign.rules.auto import AutoAlign
 from fedalign.rules.rule import Measure
-from fedalign.rules.verified import Verified
 from fedalign.simulation.driver import similarities_to
 from fedalign.simulation.engine.layout import Layout
-
-log = logging.getLogger("flwr")
-Report = Callable[..., None]  #: gets an event of the audit log, a client's name and details
-_TOLD = 3600.0  # seconds in which a benched client can learn that it is
 
 
 class RoundFailedError(Exception):
@@ -89,27 +76,15 @@ class GridDriver:
         timer: Timer | None = None,
         identity: RunIdentity | None = None,
     ) -> None:
-        self._grid, self._settings, self._layout = grid, settings, layout
-        self.members = former_members(roster, identity, settings.free_cap, settings.free_total or math.inf)
-        participation = settings.recipe.participation
-        path = Path(settings.roster).expanduser()
-        self._live = LiveRoster(path, roster, self.members, lambda now: participation.check(now, settings.rounds))
-        self._live.connected(self._keys())  # strangers that are there from the start
-        participation.check(self.members.roster(), settings.rounds)
+        self._settings, self._layout = settings, layout
         # A reply has at most two models' worth of arrays, and the arrays' headers.
         largest = 2 * layout.size * layout.dtype.itemsize + (1 << 16)
-        self.exchange = Exchange(grid, settings.patience, largest, self.members.is_priority, timer)
-        self.exchange.has_quorum = self._enough
-        counts = SampleCounts({} if identity is None else identity.data)
-        self.greetings = Greetings(self.exchange, self.members, counts, self._needed)
-        self.bench = Bench()
-        self.report: Report = lambda event, client=None, **details: None  #: told of events for the audit log
-        self._live.report = counts.report = lambda *event, **details: self.report(*event, **details)
+        self.roll = RollCall(grid, settings, roster, largest, timer, identity)
+        self.members, self.exchange, self.attendance = self.roll.members, self.roll.exchange, self.roll.attendance
+        self.online = self.roll.online
         self._rule = settings.make_rule()
-        self._match_on = self._rule.match_on or settings.match_on
         recipe = settings.recipe
         self._aggregator, self._server_steps = recipe.aggregator, recipe.server_steps
-        self.attendance = Attendance(participation, self.members, settings.seed)
         self.controls = ControlVariates(settings.make_local(), layout, self.members, settings.rounds)
         self._received: torch.Tensor | None = None
         self._round = 0
@@ -140,23 +115,6 @@ class GridDriver:
             raise FedalignError(f"{type(request).__name__} cannot be answered over Flower: its algorithm has no server")
         return answers[type(request)](request)
 
-    def online(self) -> set[int]:
-        """Ask newly connected clients for their sample counts, and return the connected clients that have reported.
-
-        It does not wait for answers: those that come later count the next time. A free client that declines is
-        connected too: it is recorded as declined, and not sent any model.
-        """
-        roles = {k: self.members.is_priority(k) for k in range(len(self.members))}
-        self.exchange.nodes = {k: node for node, k in self._live.connected(self._keys()).items()}
-        self.greetings.refresh([k for k, role in roles.items() if self.members.is_priority(k) != role])
-        self.exchange.activity.seen(self.exchange.nodes)
-        self.greetings.exchange()
-        return {k for k in self.exchange.nodes if self.members.has_reported(k) or k in self.greetings.not_willing}
-
-    def unheard(self, *, priority: bool) -> bool:
-        """Say whether the first answer of some connected client of this role may still come."""
-        return any(self.members.is_priority(k) == priority for k in self.greetings.unheard())
-
     def measure_finally(self, model: torch.Tensor, clients: int) -> tuple[Measure | None, ...]:
         """Let the first ``clients`` of the roster measure the final model on their test data; None: no such measure.
 
@@ -166,14 +124,6 @@ class GridDriver:
         asked = tuple(k for k in self.members.with_test() if k < clients and k in online)
         (found,) = self._measuring.evaluate(Evaluate(((model, asked),), "test"))
         return tuple(found.get(k) for k in range(clients))
-
-    def _keys(self) -> dict[int, bytes]:
-        return {int(node.node_id): bytes(node.public_key) for node in self._grid.get_nodes() if node.public_key}
-
-    def _needed(self, k: int) -> tuple[str, ...]:
-        """Return the splits that a client must have: the one that losses are compared on, and the evaluators' one."""
-        evaluates = isinstance(self._rule, AutoAlign | Verified) and self.members.is_priority(k)
-        return (self._match_on, *(["heldout"] if evaluates else []))
 
     def explained(self, record: RoundRecord) -> RoundRecord:
         """Add to a round's record why priority clients did not answer an evaluation, such as an error on a node."""
@@ -186,37 +136,12 @@ class GridDriver:
 
     def _who_is_there(self, request: WhoIsThere) -> Present | None:
         if request.purpose == "train":
-            self._begin(request.round)
-            online = self.online() - self.bench.at(request.round).keys()
-        else:
-            online = {k for k in self.exchange.nodes if self.members.has_reported(k)}
-        present = self.attendance.present(request, online)
-        if present is None:
-            return None
-        absent: dict[int, Lost | Refused] = dict(self.greetings.excluded)
-        absent |= {k: Lost(one.reason_in(request.round)) for k, one in self.bench.at(request.round).items()}
-        absent |= {k: Lost("removed from the roster") for k in range(len(self.members)) if self.members.is_removed(k)}
-        return replace(present, excluded=absent)
-
-    def _begin(self, round: int) -> None:
-        """Begin a round: bench free clients that did not answer in time in the last rounds, and tell them so."""
-        before, every = self.exchange.next_round(), self._settings.refresh
-        self._measuring.failures.clear()
-        if every and round and round % every == 0:
-            self.greetings.refresh([k for k in self.exchange.nodes if self.members.has_reported(k)])
-        for k in self.bench.returning(round):
-            self.report("client_returns", self.members.name(k))
-        missed = {k: why for k, why in before.missed.items() if not self.members.is_priority(k)}
-        for k, benched in self.bench.note(round - 1, missed, before.answered - missed.keys()).items():
-            name = self.members.name(k)
-            log.warning("%s is benched for %d rounds: %s", name, benched.rounds, benched.reason)
-            self.report("client_benched", name, rounds=benched.rounds, until=benched.until, reason=benched.reason)
-            if k in self.exchange.nodes:
-                told = ConfigRecord({"client": k, "rounds": benched.rounds, "until": benched.until})
-                self.exchange.post(BENCHED, {k: RecordDict({"task": told})}, ttl=_TOLD)
+            self._measuring.failures.clear()
+            self.roll.begin(request.round)
+        return self.roll.who_is_there(request)
 
     def _invite(self, request: Invite) -> dict[int, Reply]:
-        answers = self._inviting.ask(request, self.greetings.not_willing)
+        answers = self._inviting.ask(request, self.roll.greetings.not_willing)
         self._updates, self._round = {}, request.broadcast.round
         self._received = self.shipping.sent(request.model)  # an update is what clients made of what they got
         replies = {k: self._read(k, answers[k]) for k in request.clients}
@@ -253,8 +178,8 @@ class GridDriver:
         """Refuse updates that fail the checks, unless that leaves too little of the priority clients' weight."""
         facts = {k: self._facts(model) for k, model in self._updates.items()}
         refused = refusals(facts, [k for k in facts if self.members.is_priority(k)], self._server_steps)
-        if not self._enough(k for k in facts if k not in refused):
-            if not self._enough(facts):
+        if not self.roll.is_quorum(k for k in facts if k not in refused):
+            if not self.roll.is_quorum(facts):
                 silent = [self.members.name(k) for k in invited if self.members.is_priority(k) and k not in facts]
                 raise BelowQuorumError(f"no update from {', '.join([*silent, *self.attendance.missing(invited)])}")
             # All answered, so the model itself diverged, which the algorithm handles.
@@ -269,9 +194,6 @@ class GridDriver:
         assert self._received is not None
         length = float(length_of(model, self._received, self._layout.trainable_size))
         return UpdateFacts(bool(torch.isfinite(model).all()), length, self._buffers.read(model, self._received))
-
-    def _enough(self, clients: Iterable[int]) -> bool:
-        return self.attendance.weight(clients) >= self._settings.quorum - 1e-9
 
     def _compare(self, request: Compare) -> Compared:
         if broken := self._not_finite():

@@ -94,9 +94,9 @@ class Server:
         self._metrics = ClientMetrics(settings, self._driver.exchange, self._driver.shipping, self._driver.members)
         self._store = RunStore(self.folder)
         self.audit = AuditLog(self.folder)
-        self._driver.report = self.audit.add
+        self._driver.roll.report = self.audit.add
         opened = open_run(self._store, settings, self._first(), self.audit)
-        self._identity = RunIdentity(model, self._plan.warmup, data=self._driver.greetings.counts.data)
+        self._identity = RunIdentity(model, self._plan.warmup, data=self._driver.roll.greetings.counts.data)
         self._identity.keep(self.folder, self._driver.members)
         if former is not None:
             for event, client, details in roster_changes(former.roster(), self._identity.roster()):
@@ -234,12 +234,13 @@ class Server:
             online, now = driver.online(), timer.now()
             if driver.members.weight(online) >= self._settings.quorum - 1e-9:
                 ready = now if ready is None else ready
-                if not driver.unheard(priority=False) or now - ready >= self._settings.patience.extra(ready - began):
+                extra = self._settings.patience.extra(ready - began)
+                if now - ready >= extra or not driver.roll.unheard(priority=False):
                     self._status.running()
                     return
             else:
                 self._status.waiting()
-                if now - began >= self._settings.wait and not driver.unheard(priority=True):
+                if now - began >= self._settings.wait and not driver.roll.unheard(priority=True):
                     missing = ", ".join(driver.members.missing(online))
                     raise self._paused(self._no_quorum(f"not connected: {missing}"))
             timer.sleep(pause_after(now - began, 0.1, 1.0))
