@@ -43,7 +43,7 @@ def main(grid, context):
     while len(list(grid.get_node_ids())) < context.run_config["nodes"]:
         time.sleep(0.3)
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
-    replies = list(grid.send_and_receive(messages, timeout=60))
+    replies = list(grid.send_and_receive(messages, timeout=240))
     found = [[0, r.error.reason] if r.has_error() else [1, r.content["done"]["site"]] for r in replies]
     pathlib.Path(context.run_config["out"]).write_text(json.dumps(found))
 '''

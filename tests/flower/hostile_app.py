@@ -5,6 +5,7 @@ multiplies the sample count that a hostile node claims. It claims the broadcast'
 but its own.
 """
 
+import os
 from dataclasses import replace
 
 from flwr.app import Message, RecordDict
@@ -14,9 +15,11 @@ from fedalign.attacks.adversary import Adversary
 from fedalign.attacks.attack import Scene
 from fedalign.attacks.hostile import claimed_measure, claimed_samples, crafted_models, poisoned
 from fedalign.flower import client_app
+from fedalign.flower.model_cache import ModelCache, cache_folder
 from fedalign.flower.node import ClientData, Node
+from fedalign.flower.parcels import get_parcels
 from fedalign.flower.settings import Settings, function
-from fedalign.flower.wire import HELLO, TRAIN, get_broadcast, get_model, put_measures, put_model
+from fedalign.flower.wire import HELLO, TRAIN, get_broadcast, put_measures, put_model
 
 
 def adversary(node_config):
@@ -43,7 +46,7 @@ class HostileApp(ClientApp):
             honest = reply.content["samples"]["train"]
             reply.content["samples"]["train"] = claimed_samples(adversary(context.node_config), honest)
             return reply
-        return self._train(message, context)
+        return client_app.ask_again(message, context, self._train)
 
     def _train(self, message, context):
         task, settings = message.content["task"], Settings.read(context.run_config)
@@ -51,7 +54,7 @@ class HostileApp(ClientApp):
         own_config = {"honest-data": settings.data, "seed": settings.seed, "client": client}
         settings = replace(settings, data=f"{__name__}:poisoned_data")
         node = Node(settings, {**context.node_config, **own_config})
-        received = get_model(message.content, node.layout.size, node.layout.dtype)
+        (received,) = get_parcels(message.content, node.packing, ModelCache(cache_folder(os.environ), limit=1 << 20))
         (own,) = node.measure([received], task["split"])
         trained = node.train(received, client, sent.round, int(task["rounds"]))
         scene = Scene(settings.seed, sent.round, int(task["rounds"]))

@@ -53,15 +53,30 @@ def keys():
     return public_keys(7)
 
 
+class FakeTimer:
+    """A clock that stands still but for those who wait."""
+
+    def __init__(self):
+        self.time = 1000.0
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+
 class Here(Grid):
     """A Grid whose nodes are in this process.
 
     ``tamper`` changes what a node answers, by its number; ``apps`` has the ClientApps of nodes that run another one.
+    ``delays`` gives the seconds, on the ``timer``, that a node needs for a type of message.
     """
 
     def __init__(self, keys, nodes, run_config):
         self.keys, self.nodes, self.run_config = keys, dict(nodes), run_config
         self.tamper, self.apps, self.replies, self.sent = {}, {}, {}, []
+        self.delays, self.timer = {}, FakeTimer()
 
     def set_run(self, run):
         raise NotImplementedError
@@ -92,11 +107,13 @@ class Here(Grid):
             k = message.metadata.dst_node_id - 100
             reply = self._answer(k, message)
             if reply is not None:
-                self.replies[number] = reply
+                delay = self.delays.get((k, message.metadata.message_type), 0.0)
+                self.replies[number] = self.timer.now() + delay, reply
         return ids
 
     def pull_messages(self, message_ids):
-        return [self.replies.pop(i) for i in message_ids if i in self.replies]
+        now = self.timer.now()
+        return [self.replies.pop(i)[1] for i in message_ids if i in self.replies and self.replies[i][0] <= now]
 
     def _answer(self, k, message):
         if k not in self.nodes:
@@ -138,7 +155,7 @@ def federation(tmp_path, keys, monkeypatch):
         }
         config = {key: value for key, value in config.items() if value is not None}
         grid = Here(keys, nodes or {k: {"partition-id": k} for k in range(6)}, config)
-        return grid, lambda: Server(grid, Settings.read(config), run_id=1)
+        return grid, lambda timer=None: Server(grid, Settings.read(config), run_id=1, timer=timer)
 
     return make
 

@@ -1,4 +1,8 @@
-"""The processes of a federation: a SuperLink and SuperNodes on the loopback address, with TLS."""
+"""The processes of a federation: a SuperLink and SuperNodes on the loopback address, with TLS.
+
+Tests wait for what they need (nodes that are connected and ready, a round, a file), with limits that only a process
+that hangs can reach: the machine may have other work to do.
+"""
 
 import contextlib
 import importlib.util
@@ -21,6 +25,7 @@ from fedalign.flower.roster_file import Entry, RosterFile, fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+LONG = 300  #: seconds; nothing takes so long, also on a busy machine
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
 
 
@@ -41,6 +46,14 @@ def descendants(number):
     for child in found:  # grows while it is gone through
         found += children.get(child, [])
     return found
+
+
+def words_of(number):
+    """Return the words of a process's command line; none if it has ended."""
+    try:
+        return set(Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
 
 
 class Federation:
@@ -77,11 +90,12 @@ class Federation:
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
             f'root-certificates = "{self.keys / "ca.crt"}"\n'
         )
-        self.processes = {}
+        self.processes, self.began = {}, {}
         self.proxy = free_port() if NGINX and proxied else None
 
     def start(self, name, *command):
         with (self.folder / f"{name}.log").open("ab") as log:
+            self.began[name] = log.tell()
             self.processes[name] = subprocess.Popen(
                 [str(BIN / command[0]), *map(str, command[1:])],  # BIN / "/an/absolute/path" is that path
                 env=self.environment,
@@ -97,7 +111,7 @@ class Federation:
         for number in [process.pid, *descendants(process.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        process.wait(20)
+        process.wait(LONG)
 
     def superlink(self):
         keys = self.keys
@@ -107,7 +121,7 @@ class Federation:
             "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database",
             self.folder / "state.db",
         )  # fmt: skip
-        self.wait_for(lambda: self.flwr("supernode", "list", "here", check=False).returncode == 0, 60)
+        self.wait_for(lambda: self.flwr("supernode", "list", "here", check=False).returncode == 0, what="the SuperLink")
 
     def nginx(self):
         """Start the reverse proxy of examples/flower, with this federation's folders and ports."""
@@ -135,7 +149,22 @@ class Federation:
             "--port", free_port(), "--node-config", words,
         )  # fmt: skip
 
-    def flwr(self, *words, check=True, timeout=60):
+    def await_nodes(self, *names):
+        """Wait until nodes are connected, and their warm processes ready to take messages on."""
+
+        def ready(name):
+            sockets = Path(self.environment["TMPDIR"]).glob("fedalign-node-*/warm/socket")
+            folders = {str(path.parent).encode() for path in sockets}
+            words = set().union(*map(words_of, descendants(self.processes[name].pid)))
+            return "SuperNode ID" in self.said(name) and bool(folders & words)
+
+        self.wait_for(lambda: all(map(ready, names)), LONG, f"the start of {', '.join(names)}")
+
+    def said(self, name):
+        """Return what a process has said since it was started last."""
+        return (self.folder / f"{name}.log").read_bytes()[self.began[name] :].decode()
+
+    def flwr(self, *words, check=True, timeout=LONG):
         done = subprocess.run(
             [str(BIN / "flwr"), *map(str, words)],
             env=self.environment, capture_output=True, text=True, timeout=timeout, cwd=self.folder,
@@ -143,7 +172,7 @@ class Federation:
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
-    def wait_for(self, condition, seconds, what="it"):
+    def wait_for(self, condition, seconds=LONG, what="it"):
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, f"{what} did not happen in {seconds} s: {self.logs()}"
@@ -156,7 +185,8 @@ class Federation:
         """Submit a run; its output goes to NAME. Gives its number."""
         settings = {
             "roster": str(self.folder / "roster.toml"), "out": str(self.folder / name), "rounds": 4, "warmup": 0.25,
-            "epochs": 2, "batch-size": 20, "epsilon": 0.6, "trust": "report", "timeout": 60.0, **settings,
+            "epochs": 2, "batch-size": 20, "epsilon": 0.6, "trust": "report", "timeout": float(LONG),
+            "free-part": 1.0, "grace": float(LONG), **settings,
         }  # fmt: skip
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         said = json.loads(self.flwr("run", self.app, "here", "--run-config", words, "--format", "json").stdout)
@@ -166,7 +196,7 @@ class Federation:
     def history(self, name):
         return RunStore(self.folder / name).history().rounds
 
-    def finish(self, name, seconds=300):
+    def finish(self, name, seconds=2 * LONG):
         self.wait_for((self.folder / name / "model.safetensors").exists, seconds, f"the end of {name}")
         return self.history(name), load_file(self.folder / name / "model.safetensors")
 
@@ -188,6 +218,7 @@ def started(folder, sites, priority, files, proxied=None, node_config=None, more
             federation.flwr("supernode", "register", federation.keys / f"{name}.pub", "here")
         for name in sites:
             federation.node(name, **(node_config or {}).get(name, {}))
+        federation.await_nodes(*sites)
         yield federation
     finally:
         for name in list(federation.processes):

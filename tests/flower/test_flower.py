@@ -532,9 +532,10 @@ def test_what_leaves_a_client(federation):
         grid.tamper[k] = lambda reply, message: seen.append(reply.content) or reply
     server().run()
     keys = {(name, key) for content in seen for name, record in content.items() for key in record}
-    allowed = {("model", "flat"), ("declined", "reason")}
+    allowed = {("model", "flat"), ("declined", "reason"), ("data", "fingerprint")}
     allowed |= {("samples", split) for split in ("train", "heldout", "test")}
     for name in ("own", "train-0", "heldout-0", "test-0"):
         allowed |= {("measures", f"{name}.{what}") for what in ("loss", "accuracy", "samples")}
     assert keys <= allowed
-    assert all(not isinstance(r, ConfigRecord) or set(r) == {"reason"} for c in seen for r in c.values())
+    texts = [r for c in seen for r in c.values() if isinstance(r, ConfigRecord)]
+    assert all(set(r) == {"reason"} or re.fullmatch("[0-9a-f]{16}", r["fingerprint"]) for r in texts)

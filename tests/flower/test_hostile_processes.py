@@ -26,7 +26,7 @@ def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     with started(folder, SITES, hostile_task.PRIORITY, files, node_config=attackers) as federation:
         federation.run("verified", rule="all", trust="verify", rounds=ROUNDS, warmup=0.0, lr=hostile_task.LR)
-        yield federation.finish("verified", 240)
+        yield federation.finish("verified")
 
 
 def test_decisions_are_the_simulations(ended):

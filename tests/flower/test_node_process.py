@@ -112,7 +112,8 @@ def test_the_hash_is_of_what_flower_sends(tmp_path):
 
 @pytest.mark.parametrize(("answer", "taken"), [(hand_over.TAKEN, True), (b"", False), (b"no", False), (None, False)])
 def test_a_hand_over_is_acknowledged(tmp_path, monkeypatch, answer, taken):
-    monkeypatch.setattr(hand_over, "PATIENCE", 0.2)
+    monkeypatch.setattr(hand_over, "PATIENCE", 0.2 if answer is None else 60.0)
+    given_up = threading.Event()
     address, got = tmp_path / "socket", []
     assert not hand_over.handed_over(str(address), ["--token", "1"])  # nobody is there
     with socket.socket(socket.AF_UNIX) as server:
@@ -123,7 +124,7 @@ def test_a_hand_over_is_acknowledged(tmp_path, monkeypatch, answer, taken):
             connection, _ = server.accept()
             with connection:
                 if answer is None:
-                    time.sleep(0.4)  # it does not even read
+                    given_up.wait(60)  # it does not even read
                     return
                 with connection.makefile("rb") as file:
                     got.append(file.read())
@@ -132,6 +133,7 @@ def test_a_hand_over_is_acknowledged(tmp_path, monkeypatch, answer, taken):
         thread = threading.Thread(target=take)
         thread.start()
         assert hand_over.handed_over(str(address), ["--token", "1"]) is taken
+        given_up.set()
         thread.join()
     assert got == ([] if answer is None else [b"--token\x001"])
 
@@ -148,7 +150,7 @@ def test_the_warm_process_serves_one_peer_beside_another(tmp_path):
     )  # fmt: skip
     try:
         os.close(ends)
-        address, deadline = folder / "socket", time.monotonic() + 60
+        address, deadline = folder / "socket", time.monotonic() + 3000
         while not address.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as impatient:
@@ -158,7 +160,7 @@ def test_the_warm_process_serves_one_peer_beside_another(tmp_path):
             impatient.close()
             assert hand_over.handed_over(str(address), ["--help"])
             os.close(lives)
-            assert warm.wait(20) == 0
+            assert warm.wait(300) == 0
         said = warm.stdout.read()  # ends when the children have ended
         assert "Run a Flower ClientApp" in said
         assert "left" not in said
@@ -188,7 +190,7 @@ def test_the_supervisor(tmp_path, end):
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen([sys.executable, "-IS", supervise.__file__, str(fake), str(folder)], stderr=said)
     try:
-        started, deadline = tmp_path / "started", time.monotonic() + 30
+        started, deadline = tmp_path / "started", time.monotonic() + 300
         while time.monotonic() < deadline and (
             not started.exists() or started.read_text().count("fedalign.flower.warm") < 2  # it was started again
         ):
@@ -197,7 +199,7 @@ def test_the_supervisor(tmp_path, end):
             process.send_signal(signal.SIGTERM)
         else:
             (folder / supervise.NEEDED[0]).unlink()
-        assert process.wait(30) == 5
+        assert process.wait(300) == 5
         said = (tmp_path / "said").read_text()
         assert "the warm process ended (3) and is started again in 2 s" in said
         assert ("without which the owner's limits do not hold" in said) == (end == "no files")

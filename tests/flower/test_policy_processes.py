@@ -9,7 +9,7 @@ from pathlib import Path
 
 import foreign_app
 import pytest
-from processes import descendants, started
+from processes import LONG, descendants, started, words_of
 
 pytestmark = pytest.mark.processes
 SITES = [f"site-{k}" for k in range(4)]  # 0 is a priority client, 1 opted out, 2 is limited, 3 allows one app
@@ -33,20 +33,15 @@ def data(node_config):
 
 def warm_processes(number):
     """Return the warm processes among a node's, without those that they forked."""
-    found = []
-    for child in descendants(number):
-        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if b"fedalign.flower.warm" in words:
-            parent = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent == number:
-                found.append(child)
-    return found
+    started = [child for child in descendants(number) if b"fedalign.flower.warm" in words_of(child)]
+    forked = {grandchild for child in started for grandchild in descendants(child)}
+    return [child for child in started if child not in forked]
 
 
 def socket_of(folder, number):
     """Return the address of a node's warm process."""
     for path in folder.glob("fedalign-node-*/warm/socket"):
-        if str(path.parent).encode() in Path(f"/proc/{number}/cmdline").read_bytes():
+        if str(path.parent).encode() in words_of(number):
             return path
     return None
 
@@ -63,6 +58,7 @@ def running(tmp_path_factory):
         (bundle,) = folder.glob("*.fab")
         run.hash = hashlib.sha256(bundle.read_bytes()).hexdigest()
         run.node("site-3", apps=run.hash, log=str(folder / "site-3.jsonl"))
+        run.await_nodes("site-3")
         run.foreign = foreign_app.write(folder)
         yield run
 
@@ -71,7 +67,7 @@ def ask(run, name):
     """Let the foreign app's nodes train, and return who did, and the reasons of those that did not."""
     out = run.folder / f"{name}.json"
     run.flwr("run", run.foreign, "here", "--run-config", f'out="{out}" nodes=4')
-    run.wait_for(out.exists, 90, "the foreign app's end")
+    run.wait_for(out.exists, what="the foreign app's end")
     found = json.loads(out.read_text())
     return {site for did, site in found if did}, [reason for did, reason in found if not did]
 
@@ -103,14 +99,14 @@ def test_policies_stay_when_the_warm_processes_die(running):
         for number in warm_processes(running.processes[name].pid):
             os.kill(number, signal.SIGKILL)
     assert ask(running, "again")[0] == {0}
-    assert "the warm process ended (-9) and is started again" in (running.folder / "site-0.log").read_text()
-    running.wait_for(lambda: all(warm_processes(running.processes[name].pid) for name in SITES), 60, "new processes")
+    assert "the warm process ended (-9) and is started again" in running.said("site-0")
+    running.await_nodes(*SITES)
 
 
 def test_a_stuck_peer_stops_nobody(running):
     folder = Path(running.environment["TMPDIR"])
     (number,) = warm_processes(running.processes["site-0"].pid)
-    running.wait_for(lambda: socket_of(folder, number), 60, "the socket")
+    running.wait_for(lambda: socket_of(folder, number), what="the socket")
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(socket_of(folder, number)))  # and sends nothing
         assert ask(running, "beside")[0] == {0}
@@ -121,5 +117,5 @@ def test_a_node_ends_with_what_it_started(running):
     process = running.processes.pop("site-2")
     children = descendants(process.pid)
     process.terminate()
-    assert process.wait(30) in (0, 1)
-    running.wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in children), 30, "their end")
+    assert process.wait(LONG) in (0, 1)
+    running.wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in children), what="their end")

@@ -36,7 +36,7 @@ federation, keys = in_process.federation, in_process.keys
 @pytest.mark.parametrize("trust", ["report", "verify"])
 def test_hostile_replies_are_refused_and_the_server_goes_on(trust):
     report = fuzz(replies=500, seed=1, trust=trust)
-    assert report.replies == 500
+    assert report.replies >= 500
     assert report.failures == []
     assert len(report.outcomes) == len(MALFORMED) + 3
     assert report.megabytes < 300

@@ -77,7 +77,7 @@ def test_while_clients_train_it_says_whose_answers_are_missing(federation, tmp_p
 
     real = time.sleep
     grid.tamper[3] = silent
-    monkeypatch.setattr("fedalign.flower.exchange.time.sleep", sleep)
+    monkeypatch.setattr("fedalign.flower.patience.time.sleep", sleep)
     made.run()
     assert (seen[0].state, seen[0].waiting_for.what, seen[0].waiting_for.clients) == (
         "running",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -33,6 +34,8 @@ from fedalign.flower.wire import (
     put_wish_for_models,
 )
 from fedalign.rules.rule import Measure, Split
+
+log = logging.getLogger("flwr")
 
 
 def keep_policy(message: Message, context: Context, handle: ClientAppCallable) -> Message:
@@ -65,8 +68,10 @@ app = ClientApp(mods=[keep_policy, ask_again])
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Report how many samples this client has in each split, and whether its owner keeps models."""
-    content = RecordDict({"samples": MetricRecord(dict(_node(context).samples()))})
+    """Report how many samples this client has in each split, a fingerprint, and whether its owner keeps models."""
+    node = _node(context)
+    content = RecordDict({"samples": MetricRecord(dict(node.samples()))})
+    content["data"] = ConfigRecord({"fingerprint": node.fingerprint()})
     if Policy.read(context.node_config).keep_model is not None:
         put_wish_for_models(content)
     return Message(content, reply_to=message)
@@ -81,6 +86,18 @@ def keep(message: Message, context: Context) -> Message:
     tensors = node.named_tensors(get_model(message.content, node.layout.size, node.layout.dtype))
     path = keep_model(policy.keep_model, kind, tensors, context.run_id)
     policy.node_log.add(run=context.run_id, asked=message.metadata.message_type, kept=str(path))
+    return Message(RecordDict(), reply_to=message)
+
+
+@app.query("benched")
+def benched(message: Message, context: Context) -> Message:
+    """Note in the owner's log that the server leaves this client out for some rounds, because its answers were late."""
+    task = _task(message)
+    reason = f"the server benched this node for {int(task['rounds'])} rounds: its answers came too late"
+    Policy.read(context.node_config).node_log.add(
+        run=context.run_id, asked=message.metadata.message_type, round=int(task["until"]), benched=reason
+    )
+    log.warning(reason)
     return Message(RecordDict(), reply_to=message)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import resource
 import tempfile
@@ -94,9 +95,10 @@ class _Attack:
         self._changes: dict[tuple[int, int], str] = {}  # by round and node
         self._round, self._sizes = 0, list[float]()
         nodes = {k: {"partition-id": k} for k in range(_PRIORITY + _HOSTILE)}
+        rounds = 1 + math.ceil(1.02 * replies / _HOSTILE)  # in some of them some nodes are benched
         config: dict[str, Any] = {
             "model": f"{__name__}:model", "data": f"{__name__}:data", "roster": str(folder / "roster.toml"),
-            "out": str(folder / "out"), "rounds": -(-replies // _HOSTILE), "warmup": 0.0, "rule": "fedalign",
+            "out": str(folder / "out"), "rounds": rounds, "warmup": 0.0, "rule": "fedalign",
             "epsilon": 100.0, "trust": trust, "timeout": 0.1, "wait": 0.0, "metrics": "f1",
         }  # fmt: skip
         self._grid = LocalGrid({k + 1: config for k, config in nodes.items()}, config, answer=self._answer)
@@ -139,7 +141,9 @@ class _Attack:
     def _judge(self, record: RoundRecord, report: FuzzReport) -> None:
         report.rounds += 1
         for node in range(_PRIORITY + 1, _PRIORITY + 1 + _HOSTILE):
-            client, change = record.clients[node - 1], self._changes[record.round, node]
+            client, change = record.clients[node - 1], self._changes.get((record.round, node))
+            if change is None:
+                continue  # it was benched, because some hostile replies are none
             report.replies += 1
             report.outcomes.setdefault(change, Counter())[client.decision] += 1
             if client.decision not in _TURNED_AWAY and not change.startswith("lie"):

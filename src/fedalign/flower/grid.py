@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedalign.aggregation.aggregator import Aggregation
@@ -17,21 +16,20 @@ from fedalign.aggregation.buffer_checks import BufferReader
 from fedalign.aggregation.resemblance import resemblances
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
-from fedalign.flower.attendance import Attendance
 from fedalign.flower.control_variates import ControlVariates
 from fedalign.flower.declining import NotWilling
-from fedalign.flower.exchange import Exchange
-from fedalign.flower.hello import read_hello
 from fedalign.flower.inviting import Inviting
 from fedalign.flower.measuring import Measuring
-from fedalign.flower.members import Members
 from fedalign.flower.packing import Packing
+from fedalign.flower.patience import Timer
 from fedalign.flower.replies import Unreadable
-from fedalign.flower.roster_file import Entry, RosterFile
+from fedalign.flower.roll_call import RollCall
+from fedalign.flower.roster_file import RosterFile
+from fedalign.flower.run_identity import RunIdentity
 from fedalign.flower.settings import Settings
 from fedalign.flower.shipping import Shipping
 from fedalign.flower.texts import plain_text
-from fedalign.flower.wire import HELLO, get_measure, keeps_models
+from fedalign.flower.wire import get_measure
 from fedalign.protocol.messages import (
     Aggregate,
     Aggregated,
@@ -50,13 +48,11 @@ from fedalign.protocol.messages import (
     RoundDone,
     WhoIsThere,
 )
-from fedalign.rules.auto import AutoAlign
+from fedalign.protocol.records import RoundRecord
+from fedalign.protocol.round_log import UNANSWERED
 from fedalign.rules.rule import Measure
-from fedalign.rules.verified import Verified
 from fedalign.simulation.driver import similarities_to
 from fedalign.simulation.engine.layout import Layout
-
-log = logging.getLogger("flwr")
 
 
 class RoundFailedError(Exception):
@@ -70,25 +66,29 @@ class BelowQuorumError(RoundFailedError):
 class GridDriver:
     """Answers requests over the Grid, and holds the updates of the last :class:`Invite` until they are aggregated."""
 
-    def __init__(self, grid: Grid, settings: Settings, roster: RosterFile, layout: Layout, packing: Packing) -> None:
-        self._grid, self._settings, self._file, self._layout = grid, settings, roster, layout
+    def __init__(
+        self,
+        grid: Grid,
+        settings: Settings,
+        roster: RosterFile,
+        layout: Layout,
+        packing: Packing,
+        timer: Timer | None = None,
+        identity: RunIdentity | None = None,
+    ) -> None:
+        self._settings, self._layout = settings, layout
         # A reply has at most two models' worth of arrays, and the arrays' headers.
-        self.exchange = Exchange(grid, settings.timeout, 2 * layout.size * layout.dtype.itemsize + (1 << 16))
-        strangers = [entry for entry in self._connected().values() if entry not in roster.entries]
-        entries = [*roster.entries, *sorted(strangers, key=lambda entry: entry.key)]
-        self.members = Members(entries, settings.free_cap, settings.free_total or math.inf)
+        largest = 2 * layout.size * layout.dtype.itemsize + (1 << 16)
+        self.roll = RollCall(grid, settings, roster, largest, timer, identity)
+        self.members, self.exchange, self.attendance = self.roll.members, self.roll.exchange, self.roll.attendance
+        self.online = self.roll.online
         self._rule = settings.make_rule()
-        self._match_on = self._rule.match_on or settings.match_on
         recipe = settings.recipe
         self._aggregator, self._server_steps = recipe.aggregator, recipe.server_steps
-        recipe.participation.check(self.members.roster(), settings.rounds)
-        self.attendance = Attendance(recipe.participation, self.members, settings.seed)
         self.controls = ControlVariates(settings.make_local(), layout, self.members, settings.rounds)
         self._received: torch.Tensor | None = None
         self._round = 0
-        self._excluded: dict[int, Lost | Refused] = {}  # connected clients whose first answer was of no use
         self._updates: dict[int, torch.Tensor] = {}
-        self._not_willing: dict[int, NotWilling] = {}  # free clients that declined to say hello
         self._buffers = BufferReader(layout)
         self.shipping = Shipping(self.exchange, packing, settings.cache)
         self._measuring = Measuring(self.shipping, self.members, settings.rounds)
@@ -115,32 +115,6 @@ class GridDriver:
             raise FedalignError(f"{type(request).__name__} cannot be answered over Flower: its algorithm has no server")
         return answers[type(request)](request)
 
-    def online(self) -> set[int]:
-        """Ask newly connected clients for their sample counts, and return the connected clients that have reported.
-
-        A free client that declines is connected too: it is recorded as declined, and not sent any model.
-        """
-        numbered = {node: self.members.number(entry) for node, entry in self._connected().items()}
-        self.exchange.nodes = {k: node for node, k in numbered.items() if k is not None}
-        self.exchange.activity.seen(self.exchange.nodes)
-        new = [k for k in self.exchange.nodes if not self.members.has_reported(k)]
-        contents = {k: RecordDict({"task": ConfigRecord({"client": k})}) for k in new}
-        self._not_willing, self._excluded = {}, {}
-        for k, answer in self.exchange(HELLO, contents, "hello").items():
-            said, name = read_hello(answer, self._needed(k)), self.members.name(k)
-            if isinstance(said, dict):
-                self.members.report(k, said["train"], said["test"])
-                if not isinstance(answer, Lost) and keeps_models(answer):
-                    self.members.keep_models.add(k)
-                log.info("%s is connected, with %d training samples", name, said["train"])
-                continue
-            log.warning("%s is left out%s: %s", name, " for now" if isinstance(answer, Lost) else "", said.reason)
-            if isinstance(said, NotWilling) and not self.members.is_priority(k):
-                self._not_willing[k] = said
-            else:
-                self._excluded[k] = said
-        return {k for k in self.exchange.nodes if self.members.has_reported(k) or k in self._not_willing}
-
     def measure_finally(self, model: torch.Tensor, clients: int) -> tuple[Measure | None, ...]:
         """Let the first ``clients`` of the roster measure the final model on their test data; None: no such measure.
 
@@ -151,22 +125,23 @@ class GridDriver:
         (found,) = self._measuring.evaluate(Evaluate(((model, asked),), "test"))
         return tuple(found.get(k) for k in range(clients))
 
-    def _connected(self) -> dict[int, Entry]:
-        keys = {int(node.node_id): bytes(node.public_key) for node in self._grid.get_nodes() if node.public_key}
-        return self._file.who(keys)
-
-    def _needed(self, k: int) -> tuple[str, ...]:
-        """Return the splits that a client must have: the one that losses are compared on, and the evaluators' one."""
-        evaluates = isinstance(self._rule, AutoAlign | Verified) and self.members.is_priority(k)
-        return (self._match_on, *(["heldout"] if evaluates else []))
+    def explained(self, record: RoundRecord) -> RoundRecord:
+        """Add to a round's record why priority clients did not answer an evaluation, such as an error on a node."""
+        why = self._measuring.failures
+        clients = tuple(
+            replace(c, reason=f"{c.reason}: {why[c.id]}") if c.reason == UNANSWERED and c.id in why else c
+            for c in record.clients
+        )
+        return replace(record, clients=clients)
 
     def _who_is_there(self, request: WhoIsThere) -> Present | None:
-        known = {k for k in self.exchange.nodes if self.members.has_reported(k)}
-        present = self.attendance.present(request, self.online() if request.purpose == "train" else known)
-        return None if present is None else replace(present, excluded=dict(self._excluded))
+        if request.purpose == "train":
+            self._measuring.failures.clear()
+            self.roll.begin(request.round)
+        return self.roll.who_is_there(request)
 
     def _invite(self, request: Invite) -> dict[int, Reply]:
-        answers = self._inviting.ask(request, self._not_willing)
+        answers = self._inviting.ask(request, self.roll.greetings.not_willing)
         self._updates, self._round = {}, request.broadcast.round
         self._received = self.shipping.sent(request.model)  # an update is what clients made of what they got
         replies = {k: self._read(k, answers[k]) for k in request.clients}
@@ -203,8 +178,8 @@ class GridDriver:
         """Refuse updates that fail the checks, unless that leaves too little of the priority clients' weight."""
         facts = {k: self._facts(model) for k, model in self._updates.items()}
         refused = refusals(facts, [k for k in facts if self.members.is_priority(k)], self._server_steps)
-        if not self._enough(k for k in facts if k not in refused):
-            if not self._enough(facts):
+        if not self.roll.is_quorum(k for k in facts if k not in refused):
+            if not self.roll.is_quorum(facts):
                 silent = [self.members.name(k) for k in invited if self.members.is_priority(k) and k not in facts]
                 raise BelowQuorumError(f"no update from {', '.join([*silent, *self.attendance.missing(invited)])}")
             # All answered, so the model itself diverged, which the algorithm handles.
@@ -219,9 +194,6 @@ class GridDriver:
         assert self._received is not None
         length = float(length_of(model, self._received, self._layout.trainable_size))
         return UpdateFacts(bool(torch.isfinite(model).all()), length, self._buffers.read(model, self._received))
-
-    def _enough(self, clients: Iterable[int]) -> bool:
-        return self.attendance.weight(clients) >= self._settings.quorum - 1e-9
 
     def _compare(self, request: Compare) -> Compared:
         if broken := self._not_finite():

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from fedalign.flower.replies import Unreadable
 from fedalign.flower.wire import MOST_SAMPLES
 from fedalign.protocol.messages import Lost, Refused
+
+
+def read_fingerprint(answer: RecordDict) -> str:
+    """Return the fingerprint of a client's data, which only shows whether the data is the same as before; or "".
+
+    >>> read_fingerprint(RecordDict({"data": ConfigRecord({"fingerprint": "0123456789abcdef"})}))
+    '0123456789abcdef'
+    >>> read_fingerprint(RecordDict({"data": ConfigRecord({"fingerprint": "a stranger's text"})}))
+    ''
+    """
+    record = answer.get("data")
+    found = record.get("fingerprint") if isinstance(record, ConfigRecord) else None
+    return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{16}", found) else ""
 
 
 def read_hello(answer: RecordDict | Lost, needed: Iterable[str]) -> dict[str, int] | Lost | Refused:

@@ -61,6 +61,10 @@ class Inbox:
                 del waiting[number]
                 yield number, reply if isinstance(reply, Lost) else read_reply(reply, kind, limit, self._largest)
 
+    def forget(self, message: str) -> None:
+        """Drop what has come of the reply to a message that nobody waits for any more."""
+        self._arriving.pop(message, None)
+
     def _pull_whole(self, messages: list[str]) -> Iterator[tuple[str, Message | Lost]]:
         """Ask a grid without a SuperLink, such as one of nodes in this process."""
         for reply in self._grid.pull_messages(messages):
@@ -72,10 +76,9 @@ class Inbox:
                 yield number, reply
 
     def _pull_parts(self, messages: Iterable[str]) -> Iterator[tuple[str, Message | Lost]]:
-        self._arriving = {i: parts for i, parts in self._arriving.items() if i in messages}
         if fresh := [i for i in messages if i not in self._arriving]:
             yield from self._announced(fresh)
-        for number, parts in list(self._arriving.items()):
+        for number, parts in [(i, self._arriving[i]) for i in messages if i in self._arriving]:
             reply: Message | Lost | None
             try:
                 reply = self._fetch(parts)

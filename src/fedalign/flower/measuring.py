@@ -60,6 +60,7 @@ class Measuring:
     def __init__(self, shipping: Shipping, members: Members, rounds: int) -> None:
         self._shipping, self._members, self._rounds = shipping, members, rounds
         self.early = EarlyMeasures()
+        self.failures: dict[int, str] = {}  #: why clients sent no measures in this round
 
     def evaluate(self, request: Evaluate) -> list[Measures]:
         """Send each client all its models, in one message unless they are too large for that.
@@ -111,6 +112,7 @@ class Measuring:
             for k, answer in self._shipping(MEASURE, orders, "+".join(splits) or "comparison").items():
                 if isinstance(answer, Lost):
                     log.warning("%s sent no measures: %s", self._members.name(k), answer.reason)
+                    self.failures[k] = answer.reason
                     continue
                 for name, split in asked.measures[k]:
                     if name in part[k] and (one := get_measure(answer, f"{split}-{part[k].index(name)}")) is not None:

@@ -20,7 +20,7 @@ from fedalign.protocol.messages import Lost
 
 #: The records that a reply to each kind of message may have, with their types. A reply with another one is refused.
 RECORDS: Mapping[str, Mapping[str, type]] = {
-    HELLO: {"samples": MetricRecord, "wishes": ConfigRecord},
+    HELLO: {"samples": MetricRecord, "wishes": ConfigRecord, "data": ConfigRecord},
     KEEP: {},
     MEASURE: {"measures": MetricRecord, "outcomes": MetricRecord, "metrics": MetricRecord, "missing": ConfigRecord},
     TRAIN: {"measures": MetricRecord, "model": ArrayRecord, "declined": ConfigRecord, "missing": ConfigRecord},

@@ -111,11 +111,16 @@ class RosterFile:
             if digest in known:
                 found[node] = known[digest]
             elif self.unknown == "free":
-                found[node] = Entry(digest, f"node-{digest[:8]}")
+                found[node] = stranger(digest)
         return found
 
 
 _TOP = ("client", "unknown")
+
+
+def stranger(key: str) -> Entry:
+    """Return the entry of a node whose key the roster does not have, where strangers take part."""
+    return Entry(key, f"node-{key[:8]}")
 
 
 def _entry(table: Any, path: Path) -> Entry:

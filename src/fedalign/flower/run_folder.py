@@ -22,7 +22,8 @@ from fedalign.protocol.records import RoundRecord
 log = logging.getLogger("flwr")
 _ONCE = {"resume", "continue_stopped", "out"}  # say how to continue, and are no part of the run
 _MAY_CHANGE = _ONCE | {
-    "timeout", "wait", "repeats", "quorum", "device", "roster", "trackers", "track", "deliver", "compress", "cache",
+    "timeout", "free_timeout", "free_part", "grace", "refresh", "wait", "repeats", "quorum", "device", "roster",
+    "trackers", "track", "deliver", "compress", "cache",
 }  # fmt: skip
 
 
@@ -52,6 +53,12 @@ def open_run(store: RunStore, settings: Settings, first: Snapshot, audit: AuditL
         raise FedalignError(f"{folder} holds no run to resume")
     changed = _changed(config, settings)
     opened = _continued(store, settings, first)
+    sizes = [len(snapshot.tensors["model"]) for snapshot in (opened.snapshot, first)]
+    if sizes[0] != sizes[1]:  # a run of an earlier version has no identity.json, which says more
+        raise FedalignError(f"{folder} was run with another model: it had {sizes[0]} numbers, this one has {sizes[1]}")
+    if "rounds" in changed:
+        table = tomllib.loads(config.read_text(encoding="utf-8")) | {"rounds": settings.rounds}
+        write_durably(config, tomli_w.dumps(table))
     audit.round = opened.snapshot.round
     audit.add("run_resumed", rounds_done=opened.snapshot.round)
     if changed:
@@ -84,7 +91,8 @@ def _changed(config: Path, settings: Settings) -> dict[str, list[Any]]:
     usual = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
     old = usual | {"trust": "report"} | tomllib.loads(config.read_text(encoding="utf-8"))
     changed = {k: [old.get(k), v] for k, v in sorted(settings.as_table().items()) if k not in _ONCE and old.get(k) != v}
-    refused = {k: values for k, values in changed.items() if k not in _MAY_CHANGE}
+    longer = {"rounds"} if settings.rounds > old.get("rounds", 0) else set()
+    refused = {k: values for k, values in changed.items() if k not in _MAY_CHANGE | longer}
     if refused:
         shown = "; ".join(f"{k} was {was!r}, is {now!r}" for k, (was, now) in refused.items())
         raise FedalignError(f"{config.parent} was run with other settings: {shown}")

@@ -23,9 +23,13 @@ from fedalign.flower.audit import AuditLog
 from fedalign.flower.client_metrics import ClientMetrics
 from fedalign.flower.delivery import deliver_models, may_have
 from fedalign.flower.grid import BelowQuorumError, GridDriver, RoundFailedError
+from fedalign.flower.live_roster import roster_changes
 from fedalign.flower.packing import Packing
+from fedalign.flower.patience import Timer
+from fedalign.flower.polling import pause_after
 from fedalign.flower.roster_file import RosterFile
 from fedalign.flower.run_folder import open_run
+from fedalign.flower.run_identity import ModelIdentity, RunIdentity, read_identity
 from fedalign.flower.run_plan import complete, plan_of
 from fedalign.flower.run_report import RunReport
 from fedalign.flower.server_log import server_log
@@ -64,14 +68,20 @@ class Server:
     Raises :class:`FedalignError` for wrong settings before anything is written.
     """
 
-    def __init__(self, grid: Grid, settings: Settings, run_id: int) -> None:
+    def __init__(self, grid: Grid, settings: Settings, run_id: int, timer: Timer | None = None) -> None:
         self._settings = settings
         self.folder = output_folder(settings, run_id)
         roster = RosterFile.read(Path(settings.roster).expanduser())
         self._module = settings.make_module(start=True)
         self._layout = Layout(self._module)
-        self._driver = GridDriver(grid, settings, roster, self._layout, Packing.of(settings))
+        model = ModelIdentity.of(self._module)
+        former = read_identity(self.folder) if settings.resume else None
+        note = None if former is None else former.check_model(model, self.folder)
+        packing = Packing.of(settings)
+        self._driver = GridDriver(grid, settings, roster, self._layout, packing, timer, former)
         self._plan = plan_of(settings, self._layout, self._driver.members)
+        if former is not None:  # of a run that is extended, the warm-up stays as it was
+            self._plan = replace(self._plan, warmup=former.warmup)
         self._algorithm = ALGORITHMS.find(self._plan.rule.algorithm)
         # Before anything is written: a wrong one must not leave a folder.
         callbacks, trackers = settings.make_callbacks(), settings.make_trackers(log.warning)
@@ -84,7 +94,16 @@ class Server:
         self._metrics = ClientMetrics(settings, self._driver.exchange, self._driver.shipping, self._driver.members)
         self._store = RunStore(self.folder)
         self.audit = AuditLog(self.folder)
+        self._driver.roll.report = self.audit.add
         opened = open_run(self._store, settings, self._first(), self.audit)
+        self._identity = RunIdentity(model, self._plan.warmup, data=self._driver.roll.greetings.counts.data)
+        self._identity.keep(self.folder, self._driver.members)
+        if former is not None:
+            for event, client, details in roster_changes(former.roster(), self._identity.roster()):
+                self.audit.add(event, client, **details)
+        if note:
+            log.warning(note)
+            self.audit.add("model_changed", reason=note)
         self._snapshot, self._stopped = opened.snapshot, opened.stopped
         self._failed = 0  # attempts at the present round
         driver = self._driver
@@ -132,6 +151,7 @@ class Server:
         result = SimulationResult(self._as_module(final), history, clients=clients, stopped=self._stopped)
         notify_end([(self._callbacks, result)])
         members = self._driver.members
+        self._driver.exchange.next_round()  # whoever was late in the last round may have the model nevertheless
         allowed = may_have(settings.deliver, members, history)
         deliver_models({"final": final}, allowed, self._driver.exchange, members, self.audit)
         self.audit.add("run_ended", rounds=self._snapshot.round, stopped=str(self._stopped or ""))
@@ -178,9 +198,11 @@ class Server:
         if self._metrics:
             measured = self._metrics.measure(done.model)
             done = replace(done, record=replace(done.record, metrics=measured))
-        done = replace(done, record=replace(done.record, **vars(self._driver.shipping.traffic)))
+        record = self._driver.explained(done.record)
+        done = replace(done, record=replace(record, **vars(self._driver.shipping.traffic)))
         self._driver.shipping.traffic = Traffic()
         done = notify_round(self._callbacks, done, self._as_module)
+        self._identity.keep(self.folder, self._driver.members)
         self._stopped = notify_stop(self._callbacks, done.record.round)
         record, self._snapshot, self._failed = done.record, done.snapshot, 0
         self.audit.round = self._snapshot.round
@@ -201,18 +223,27 @@ class Server:
         )
 
     def _await_quorum(self) -> None:
-        """Wait until enough priority clients are connected and have reported."""
-        until = time.monotonic() + self._settings.wait
+        """Wait until enough priority clients are connected and have reported.
+
+        Free clients that are connected by then have the grace time to report, too; who comes later joins a later round.
+        """
+        driver, timer = self._driver, self._driver.exchange.timer
+        began = timer.now()
+        ready: float | None = None  # when the quorum was there
         while True:
-            online = self._driver.online()
-            if self._driver.members.weight(online) >= self._settings.quorum - 1e-9:
-                self._status.running()
-                return
-            self._status.waiting()
-            if time.monotonic() >= until:
-                missing = ", ".join(self._driver.members.missing(online))
-                raise self._paused(self._no_quorum(f"not connected: {missing}"))
-            time.sleep(1.0)
+            online, now = driver.online(), timer.now()
+            if driver.members.weight(online) >= self._settings.quorum - 1e-9:
+                ready = now if ready is None else ready
+                extra = self._settings.patience.extra(ready - began)
+                if now - ready >= extra or not driver.roll.unheard(priority=False):
+                    self._status.running()
+                    return
+            else:
+                self._status.waiting()
+                if now - began >= self._settings.wait and not driver.roll.unheard(priority=True):
+                    missing = ", ".join(driver.members.missing(online))
+                    raise self._paused(self._no_quorum(f"not connected: {missing}"))
+            timer.sleep(pause_after(now - began, 0.1, 1.0))
 
     def _no_quorum(self, why: object) -> str:
         return f"the priority clients' quorum of {self._settings.quorum:g} was not reached ({why})"

@@ -17,6 +17,7 @@ from fedalign.experiments.recipe import Recipe, resolve_recipe
 from fedalign.experiments.start import read_weights, with_weights
 from fedalign.experiments.top_level import TopLevel, resolve_top_level
 from fedalign.flower.flat_local import LOCAL_KEYS, local_table
+from fedalign.flower.patience import Patience
 from fedalign.flower.run_config import nested
 from fedalign.metrics.metric import Metric
 from fedalign.registry import MODELS
@@ -82,6 +83,10 @@ class Settings:
     resume: str = ""  #: the output folder of a run to continue
     continue_stopped: bool = False  #: continue it also if it had stopped early
     timeout: float = 600.0  #: seconds that clients have to answer a request
+    free_timeout: float = 0.0  #: seconds that free clients have; 0: as long as priority clients
+    free_part: float = 0.5  #: of the free clients; when they and the quorum have answered, the grace time begins
+    grace: float = 5.0  #: seconds, at least, that a round then waits for the others; also half of the time so far
+    refresh: int = 10  #: after so many rounds clients are asked again how many samples they have; 0: never
     wait: float = 120.0  #: seconds to wait at the start, and before a repeated round, for the quorum
     quorum: float = 1.0  #: the fraction of the priority clients' weight that must answer
     repeats: int = 3  #: how often a round without a quorum is repeated before the run pauses
@@ -104,7 +109,12 @@ class Settings:
             raise FedalignError(f"data must be package.module:function, not {self.data!r}")
         if not 0 < self.quorum <= 1:
             raise FedalignError(f"quorum must be above 0 and at most 1, not {self.quorum}")
-        lowest = {"rounds": 1, "timeout": 0.1, "wait": 0, "repeats": 0, "longest": 0, "seed": 0, "free_total": 0}
+        if not 0 <= self.free_part <= 1:
+            raise FedalignError(f"free-part must be from 0 to 1, not {self.free_part}")
+        lowest = {
+            "rounds": 1, "timeout": 0.1, "free_timeout": 0, "grace": 0, "refresh": 0, "wait": 0,
+            "repeats": 0, "longest": 0, "seed": 0, "free_total": 0,
+        }  # fmt: skip
         for name, least in lowest.items():
             if not getattr(self, name) >= least:
                 raise FedalignError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
@@ -154,6 +164,11 @@ class Settings:
     def as_table(self) -> Table:
         """Return the settings by name, as ``config.toml`` holds them."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+
+    @property
+    def patience(self) -> Patience:
+        """How long the server waits for clients."""
+        return Patience(self.timeout, self.free_timeout or self.timeout, self.free_part, self.grace)
 
     def _made_recipe(self) -> Recipe:
         """Return these settings as those of an experiment with one arm, and without data."""

@@ -70,7 +70,7 @@ class Shipping:
                 self._has[k] = {}
                 self._losses[k] = self._losses.get(k, 0) + 1
             whole = {k: self._content(k, orders[k], names[k], whole=True) for k in again}
-            answers |= self._exchanged(kind, whole, purpose)
+            answers |= self._exchanged(kind, whole, purpose, again=True)
         for k, answer in answers.items():
             if not isinstance(answer, Lost) and MISSING in answer:
                 answers[k] = Lost("it lost the models of a message twice")
@@ -92,9 +92,11 @@ class Shipping:
         """
         return get_updates(answer, received, self._packing)
 
-    def _exchanged(self, kind: str, contents: Mapping[int, RecordDict], purpose: str) -> dict[int, RecordDict | Lost]:
+    def _exchanged(
+        self, kind: str, contents: Mapping[int, RecordDict], purpose: str, *, again: bool = False
+    ) -> dict[int, RecordDict | Lost]:
         self.traffic.bytes_down += sum(map(_size, contents.values()))
-        answers = self._exchange(kind, contents, purpose)
+        answers = self._exchange(kind, contents, purpose, again=again)
         self.traffic.bytes_up += sum(_size(answer) for answer in answers.values() if not isinstance(answer, Lost))
         return answers
 

@@ -16,7 +16,7 @@ from fedalign.errors import FedalignError
 from fedalign.protocol.messages import Outcomes
 from fedalign.rules.rule import Broadcast, Measure
 
-HELLO, MEASURE, TRAIN, KEEP = "query.hello", "evaluate", "train", "query.keep"
+HELLO, MEASURE, TRAIN, KEEP, BENCHED = "query.hello", "evaluate", "train", "query.keep", "query.benched"
 _LONGEST_HEADER = 512  # characters, of an array; that of a model has 118
 MOST_SAMPLES = 1 << 53  #: that a client may report; above it a float does not count by one
 

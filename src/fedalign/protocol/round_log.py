@@ -14,6 +14,8 @@ from fedalign.protocol.roster import Roster
 from fedalign.protocol.scores import Scores
 from fedalign.rules.rule import Broadcast, Measure, Selection, Similarity
 
+UNANSWERED = "did not answer the evaluation"  #: the reason of a priority client without a measure; drivers may add why
+
 
 class RoundLog:
     """What happened in one round: who was present, what clients answered, whose updates count and what it cost.
@@ -184,7 +186,7 @@ class RoundLog:
 
     def _not_invited(self, k: int) -> tuple[Decision, str]:
         if self.roster.priority[k]:
-            return "lost", "did not answer the evaluation"
+            return "lost", UNANSWERED
         if self.round < self._plan.warmup:
             return "absent", "warm-up: priority clients only"
         if not self._plan.rule.invites_free:
