@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import ipaddress
+import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -92,12 +93,13 @@ def authority_of(folder: Path) -> ec.EllipticCurvePrivateKey:
     if key_file.exists():
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        return key
-    if certificate_file.exists():
+    elif certificate_file.exists():
         sys.exit(f"{certificate_file} has no ca.key beside it, which signs certificates: bring it back first")
-    key = ec.generate_private_key(ec.SECP256R1())
-    write_private(key_file, key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, PLAIN))
-    certificate_file.write_bytes(certificate(NAME, NAME, key, key, None).public_bytes(PEM))
+    else:
+        key = ec.generate_private_key(ec.SECP256R1())
+        write_private(key_file, key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, PLAIN))
+    if not certificate_file.exists():
+        certificate_file.write_bytes(certificate(NAME, NAME, key, key, None).public_bytes(PEM))
     return key
 
 
@@ -106,6 +108,13 @@ def make(folder: Path, host: str, nodes: Collection[str], renew: Collection[str]
 
     What exists is kept, but for what ``renew`` names: ``server`` or nodes. Returns the names of what was made.
     """
+    for name in {*nodes, *renew}:
+        if (
+            not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name)
+            or name == "ca"
+            or (name == "server" and name in nodes)
+        ):
+            sys.exit(f"{name!r} cannot be a node's name: use letters, digits, - and _, and neither ca nor server")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
     made = [] if (folder / "ca.crt").exists() else ["ca"]

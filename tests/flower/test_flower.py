@@ -331,10 +331,10 @@ def test_a_loss_that_is_no_number(federation, tmp_path):
     assert len(history(tmp_path, "base")) == 5
 
 
-@pytest.mark.parametrize(("rule", "left_out"), [("auto", True), ("all", False), ("mine:Eager", True)])
+@pytest.mark.parametrize(("rule", "left_out"), [("auto", True), ("all", False), ("eager_rule:Eager", True)])
 def test_evaluators_need_held_out_data(federation, tmp_path, monkeypatch, rule, left_out):
     """Priority clients that choose among candidates need held-out data; free clients need what is matched on."""
-    (tmp_path / "mine.py").write_text("import fedalign as fa\n\nclass Eager(fa.AutoAlign):\n    pass\n")
+    (tmp_path / "eager_rule.py").write_text("import fedalign as fa\n\nclass Eager(fa.AutoAlign):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     nodes = {k: {"partition-id": k, "heldout": k not in (0, 5)} for k in range(6)}
     _, server = federation(nodes=nodes, rule=rule, match_on="train", rounds=1, warmup=0.0)

@@ -65,8 +65,14 @@ def test_mutated_replies_are_read_or_refused(noise, start, end):
         assert get_models(message(data), SIZE, torch.float32).shape[1] == SIZE
 
 
-def test_models_come_back():
-    for models in (torch.randn(SIZE), torch.randn(3, SIZE)):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_models_come_back(dtype):
+    for models in (torch.randn(SIZE).to(dtype), torch.randn(3, SIZE).to(dtype)):
         content = RecordDict()
         put_model(content, models)
-        assert torch.equal(get_models(content, SIZE, torch.float32), models.reshape(-1, SIZE))
+        assert torch.equal(get_models(content, SIZE, dtype), models.reshape(-1, SIZE))
+
+
+def test_a_float32_array_is_no_bfloat16_model():
+    with pytest.raises(fa.FedalignError, match="its model is of type float32, not int16"):
+        get_model(message(GOOD), SIZE, torch.bfloat16)

@@ -145,18 +145,20 @@ class WeightedMean(Aggregator):
 
 
 class _Sum:
-    """Sums models as they arrive."""
+    """Sums models as they arrive, those of 16-bit numbers in float32: else the sum would depend on their order."""
 
     def __init__(self) -> None:
         self._total: torch.Tensor | None = None
+        self._dtype = torch.float32
 
     def add(self, model: torch.Tensor, share: float) -> None:
-        weighted = model * share
+        self._dtype = model.dtype
+        weighted = (model.float() if model.itemsize < 4 else model) * share
         self._total = weighted if self._total is None else self._total.add_(weighted)
 
     def result(self) -> torch.Tensor:
         assert self._total is not None, "an aggregate has at least one client"
-        return self._total
+        return self._total.to(self._dtype)
 
 
 class Aggregation:

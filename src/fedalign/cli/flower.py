@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedalign.cli import flower_fuzz, flower_owner, flower_status
-from fedalign.cli.options import Parser
+from fedalign.cli.options import Parser, setting
+from fedalign.errors import FedalignError
 
 if TYPE_CHECKING:
     from fedalign.cli.options import Subcommands
@@ -26,6 +27,13 @@ def add(commands: Subcommands) -> None:
     actions = command.add_subparsers(required=True, metavar="ACTION", parser_class=Parser)
     action = actions.add_parser("new", help="create a Flower app with a working example")
     action.add_argument("folder", type=Path, metavar="DIR", help="the folder to create")
+    action.add_argument(
+        "--from", dest="experiment", metavar="NAME|FILE.toml", help="an experiment whose settings the app gets"
+    )
+    action.add_argument("--arm", metavar="NAME", help="the arm of the experiment, where it has several")
+    action.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of it; repeatable"
+    )
     action.set_defaults(command=_flower_new)
     # All arguments go to flower-supernode, even `--help`; with this prefix argparse sees no options.
     action = actions.add_parser(
@@ -65,11 +73,17 @@ def add(commands: Subcommands) -> None:
 
 
 def _flower_new(options: argparse.Namespace) -> int:
+    from fedalign.experiments.config import load
     from fedalign.flower.new_app import create
 
+    if options.experiment is None and (options.arm or options.set):
+        raise FedalignError("--arm and --set need --from, which names the experiment")
+    made = load(options.experiment, dict(map(setting, options.set))) if options.experiment is not None else None
     console = Console(highlight=False)
-    for path in create(options.folder):
+    for path in create(options.folder, made, options.arm):
         console.print(f"  {escape(str(path))}", soft_wrap=True)
+    if made is not None and made.settings["trust"] == "report":
+        console.print('The rule believes what free clients report, as in the experiment; consider trust = "verify".')
     console.print(f"Next: edit the functions in task.py in {escape(str(options.folder))}, then follow docs/deploy.md.")
     return 0
 

@@ -39,6 +39,7 @@ class Experiment(Recipe):
         self.rounds: int = settings["rounds"]
         self.arms: list[str] = settings["arms"]
         self.seeds = seed_list(settings["seeds"])
+        _ = self.participation
         self._data = DATA.make(settings["data"], folder)
         # Found once, so that it travels to Ray's workers, which may not have the user's file.
         self._make_model = MODELS.find(settings["model"]["kind"], folder)

@@ -76,11 +76,16 @@ class Recipe:
 
     def __init__(self, settings: dict[str, Any], folder: Path | None = None) -> None:
         self.settings, self.folder = settings, folder
-        self.participation: Participation = PARTICIPATION.make(settings["participation"], folder)
         self.server: ServerOptimizer | None = SERVER_OPTIMIZERS.make(settings["server"], folder)
         loss = settings["loss"]
         self.loss: PerSampleLoss = LOSSES.make({"kind": loss} if isinstance(loss, str) else loss, folder)
         self.trackers: list[dict[str, Any]] = settings["trackers"]
+
+    @cached_property
+    def participation(self) -> Participation:
+        """Who takes part in a round. It may read a file, which the nodes of a real federation do not have."""
+        made: Participation = PARTICIPATION.make(self.settings["participation"], self.folder)
+        return made
 
     @cached_property
     def aggregator(self) -> Aggregator:

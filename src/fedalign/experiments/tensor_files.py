@@ -50,7 +50,8 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     checksum = hashlib.sha256()
     for name in sorted(tensors):
         checksum.update(name.encode())
-        checksum.update(tensors[name].numpy().data)  # no copy: a snapshot may be hundreds of megabytes
+        # The bytes, because NumPy has no bfloat16; without a copy, because a snapshot may be hundreds of megabytes.
+        checksum.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
     return checksum.hexdigest()
 
 

@@ -1,18 +1,34 @@
-"""``fedalign flower new DIR``: makes a Flower app with a working example, in which users change two functions."""
+"""``fedalign flower new DIR``: makes a Flower app, with a working example or for an experiment.
+
+Users change two functions of the example. ``--from`` writes the settings of an experiment into the app.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from pprint import pformat
+from typing import Any
 
 from fedalign.errors import FedalignError
+from fedalign.experiments.experiment import Experiment
+from fedalign.flower.flat_local import LOCAL_KEYS
+from fedalign.flower.from_experiment import choose_arm, run_settings
+from fedalign.flower.run_config import flat, in_line, key_in_line
+from fedalign.settings.user_modules import loaded
+
+_CONFIG = "[tool.flwr.app.config]\n"
 
 
-def create(folder: Path) -> list[Path]:
+def create(folder: Path, experiment: Experiment | None = None, arm: str | None = None) -> list[Path]:
     """Create an app named like its folder, and return the files written.
 
-    Raises :class:`FedalignError` if the folder is not empty or its name cannot be an app's.
+    With an experiment, the app has the settings of one of its arms, its data until you change them, and the modules
+    beside its file that it names. Raises :class:`FedalignError` if the folder is not empty, its name cannot be an
+    app's, or the experiment can only be simulated.
     """
     name = folder.resolve().name.lower().replace("_", "-").replace(" ", "-")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
@@ -21,12 +37,51 @@ def create(folder: Path) -> list[Path]:
         raise FedalignError(f"{folder} exists and is not empty; choose another folder")
     package = name.replace("-", "_")
     source = resources.files("fedalign.flower") / "template"
+    parts = ("pyproject.toml", "README.md", "LICENSE", "client_app.py", "server_app.py", "task.py")
+    texts = {part: (source / f"{part}.txt").read_text(encoding="utf-8") for part in parts}
+    if experiment is not None:
+        settings = run_settings(experiment.settings, choose_arm(experiment.settings, arm))
+        texts["pyproject.toml"] = _with_settings(texts["pyproject.toml"], settings)
+        task = (source / "experiment_task.py.txt").read_text(encoding="utf-8")
+        table = pformat(_data(experiment), sort_dicts=False, width=100)
+        texts["task.py"] = task.replace("DATA-TABLE", table).replace("SEED", str(settings["seed"]))
+    texts["__init__.py"] = f'"""The federation {name}."""\n'
     written = []
-    for part in ("pyproject.toml", "README.md", "LICENSE", "client_app.py", "server_app.py", "task.py"):
+    for part, text in texts.items():
         target = folder / package / part if part.endswith(".py") else folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = (source / f"{part}.txt").read_text(encoding="utf-8")
         target.write_text(text.replace("APP-NAME", name).replace("APP_PACKAGE", package), encoding="utf-8")
         written.append(target)
-    (folder / package / "__init__.py").write_text(f'"""The federation {name}."""\n', encoding="utf-8")
-    return [*written, folder / package / "__init__.py"]
+    return [
+        *written,
+        *(_copy_modules(experiment.folder, folder) if experiment is not None and experiment.folder else ()),
+    ]
+
+
+def _with_settings(template: str, settings: Mapping[str, Any]) -> str:
+    """Put an experiment's settings into an app's ``pyproject.toml``, before those that only a deployment has."""
+    head, lines = template.split(_CONFIG)
+    replaced = {"model", "rule", *LOCAL_KEYS, *(key.partition(".")[0] for key in settings)}
+    kept = [line for line in lines.splitlines() if line.split(" ")[0].replace("-", "_") not in replaced]
+    own = [f"{key_in_line(key)} = {in_line(value)}" for key, value in flat(settings).items()]
+    return head + _CONFIG + "\n".join([*own, *kept]) + "\n"
+
+
+def _data(experiment: Experiment) -> dict[str, Any]:
+    table = dict(experiment.settings["data"])
+    if table["kind"] == "folder":
+        table["folder"] = str(Path(table["folder"]).expanduser().resolve())
+    return table
+
+
+def _copy_modules(home: Path, folder: Path) -> list[Path]:
+    """Copy the user's modules from beside the experiment's file, so that the app finds them under their names."""
+    copied = []
+    for module in loaded():
+        path = Path(str(module.__file__)).resolve()
+        if path.is_relative_to(home.resolve()):
+            target = folder / path.relative_to(home.resolve())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            copied.append(target)
+    return copied

@@ -79,6 +79,15 @@ def in_line(value: Any) -> str:
     return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")
 
 
+def key_in_line(key: str) -> str:
+    """Write a dotted key as TOML has it.
+
+    >>> key_in_line("metrics.top 5.kind")
+    'metrics."top 5".kind'
+    """
+    return ".".join(map(_key, key.split(".")))
+
+
 def _key(name: str) -> str:
     return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ MOST_SAMPLES = 1 << 53  #: that a client may report; above it a float does not c
 
 def put_model(content: RecordDict, model: torch.Tensor) -> None:
     """Put a flat model into a message, or several as one stacked array, which is faster than several arrays."""
-    content["model"] = ArrayRecord({"flat": Array(model.detach().cpu().numpy())})
+    content["model"] = ArrayRecord({"flat": Array(_as_numpy(model))})
 
 
 def put_models(content: RecordDict, models: Sequence[torch.Tensor]) -> None:
@@ -40,7 +41,7 @@ def get_models(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tens
     record = content.get("model")
     if not isinstance(record, ArrayRecord) or list(record) != ["flat"]:
         raise FedalignError("it sent no model")
-    wanted = torch.empty(0, dtype=dtype).numpy().dtype
+    wanted = _as_numpy(torch.empty(0, dtype=dtype)).dtype
     try:
         file = io.BytesIO(record["flat"].data)
         header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}[read_magic(file)]
@@ -52,7 +53,13 @@ def get_models(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tens
         raise FedalignError(wrong)
     if (in_columns and len(shape) > 1) or len(rest) != math.prod(shape) * wanted.itemsize:
         raise FedalignError(f"its model cannot be read: {len(rest)} bytes came for the shape {shape}")
-    return torch.from_numpy(np.frombuffer(rest, wanted).copy()).reshape(-1, size)
+    return torch.from_numpy(np.frombuffer(rest, wanted).copy()).view(dtype).reshape(-1, size)
+
+
+def _as_numpy(model: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a model as a NumPy array. NumPy has no bfloat16; such numbers are whole numbers of the same bits there."""
+    model = model.detach().cpu()
+    return (model.view(torch.int16) if model.dtype == torch.bfloat16 else model).numpy()
 
 
 def get_model(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tensor:
