@@ -51,11 +51,13 @@ class Traffic:
     down: dict[int, int] = field(default_factory=dict)
     up: dict[int, int] = field(default_factory=dict)
     models: dict[int, int] = field(default_factory=dict)
+    messages: dict[int, int] = field(default_factory=dict)
 
     def add(self, node, message, reply):
         """Count a message and its reply."""
         self.down[node] = self.down.get(node, 0) + _bytes(message)
         self.up[node] = self.up.get(node, 0) + _bytes(reply)
+        self.messages[node] = self.messages.get(node, 0) + 1
         if "models" in message.content:
             self.models[node] = self.models.get(node, 0) + sum(message.content["models"]["sent"])
 
@@ -64,8 +66,8 @@ def _bytes(message):
     return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
 
 
-def measure(rounds=4, parameters=1_000_000, **settings):
-    """Run a federation of two priority and two free nodes; gives the traffic of every round, and the records.
+def measure(rounds=4, parameters=1_000_000, priority=PRIORITY, nodes=NODES, **settings):
+    """Run a federation, of two priority and two free nodes; gives the traffic of every round, and the records.
 
     A round is from one training to the next: the model that the measuring at its end brings is that of the next round.
     """
@@ -88,9 +90,9 @@ def measure(rounds=4, parameters=1_000_000, **settings):
             found[-1].add(node, message, reply)
             return reply
 
-        nodes = {k: {"partition-id": k - 1, "cache-mb": 4096} for k in range(1, NODES + 1)}
-        grid = LocalGrid(nodes, config, answer=answer)
-        entries = (Entry(fingerprint(key), f"site-{k}", k <= PRIORITY) for k, key in grid.keys.items())
+        configs = {k: {"partition-id": k - 1, "cache-mb": 4096} for k in range(1, nodes + 1)}
+        grid = LocalGrid(configs, config, answer=answer)
+        entries = (Entry(fingerprint(key), f"site-{k}", k <= priority) for k, key in grid.keys.items())
         RosterFile(tuple(entries)).write(folder / "roster.toml")
         Server(grid, Settings.read(config), run_id=1).run()
         return found, RunStore(folder / "out").history().rounds
