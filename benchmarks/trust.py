@@ -6,7 +6,7 @@ attack, and the worst case over the attacks beside the gain of the honest client
 ``--out`` an interrupted benchmark continues where it stopped.
 
     python benchmarks/trust.py [--only fmnist-iid,…] [--attacks sign-flip,…] [--fractions 0.25,…] [--seeds 5]
-                               [--calibrated false] [--device cuda] [--workers 13] [--out FILE.jsonl]
+                               [--set within=4.0] [--device cuda] [--workers 13] [--out FILE.jsonl]
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def normalised(fed):
     return fed
 
 
-def stack(job: tuple[str, str, int, list[Cell], bool, str]) -> list[dict]:
+def stack(job: tuple[str, str, int, list[Cell], dict, str]) -> list[dict]:
     """Run some cells of one federation and seed together."""
     import torch
 
@@ -61,12 +61,12 @@ def stack(job: tuple[str, str, int, list[Cell], bool, str]) -> list[dict]:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    data, partition, seed, cells, calibrated, device = job
+    data, partition, seed, cells, settings, device = job
     began = time.perf_counter()
     fed, local = federation(data, partition, seed), fa.LocalSGD(lr=0.1, epochs=5, batch_size=50)
     if not any("backdoor" in attack for _, attack, _ in cells):
         fed = normalised(fed)
-    rules = {"priority": fa.PriorityOnly(), "auto": fa.AutoAlign(), VERIFIED: fa.Verified(calibrated=calibrated)}
+    rules = {"priority": fa.PriorityOnly(), "auto": fa.AutoAlign(), VERIFIED: fa.Verified(**settings)}
     specs = [
         fa.RunSpec(
             fed,
@@ -102,8 +102,8 @@ def jobs(options: argparse.Namespace, done: set[tuple]) -> list[tuple]:
         if options.only and name not in options.only.split(","):
             continue
         left = [cell for cell in cells if (name, seed, *cell) not in done]
-        calibrated = options.calibrated == "true"
-        found += [(data, partition, seed, left[i : i + 8], calibrated, options.device) for i in range(0, len(left), 8)]
+        settings = {key: json.loads(value) for key, _, value in (one.partition("=") for one in options.set)}
+        found += [(data, partition, seed, left[i : i + 8], settings, options.device) for i in range(0, len(left), 8)]
     return found
 
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="federations, such as fmnist-iid,cifar10-shards")
     parser.add_argument("--attacks", default=",".join(CATALOGUE), help="names of fedalign redteam; default: all")
     parser.add_argument("--fractions", default="0.25,0.5,0.75", help="of the free clients that are hostile")
-    parser.add_argument("--calibrated", default="true", choices=["true", "false"], help="an option of the rule")
+    parser.add_argument("--set", action="append", default=[], help="an option of the rule, such as calibrated=false")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
