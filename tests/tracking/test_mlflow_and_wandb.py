@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import struct
+import time
 import tomllib
 import warnings
 
@@ -85,6 +86,14 @@ def wandb_records(folder):
     return found
 
 
+def wait_for_the_end(folder):
+    """Wait until W&B's own process, which writes the file, has written the end of the run."""
+    until = time.monotonic() + 120
+    while not any(record.WhichOneof("record_type") == "exit" for record in wandb_records(folder)):
+        assert time.monotonic() < until, "W&B did not write the end of the run"
+        time.sleep(0.2)
+
+
 def wandb_curves(folder):
     points = {}
     for record in wandb_records(folder):
@@ -160,6 +169,7 @@ def test_wandb_offline_has_the_records_numbers(tmp_path):
         out=tmp_path / "a",
     )
     (folder,) = (tmp_path / "a" / "wandb").glob("offline-run-*")
+    wait_for_the_end(folder)
     found = wandb_curves(folder)
     assert found == {name: [(step, pytest.approx(value)) for step, value in points]
                      for name, points in expected(result.history.rounds).items()}  # fmt: skip

@@ -88,9 +88,11 @@ class WandB(Tracker):
         if self.records:
             heading, *rows = decision_rows(self.records)
             last = self.records[-1].round
-            picture = picture_of(self.records, run_name(self.run))
-            tables = {"decisions": wandb.Table(columns=heading, data=rows), "run": wandb.Image(picture)}
-            self._wandb.log(tables, step=last)
+            with scratch() as folder:
+                path = Path(folder) / "run.png"  # W&B's reader of figures needs pyplot, which the package does not load
+                picture_of(self.records, run_name(self.run)).savefig(path)
+                tables = {"decisions": wandb.Table(columns=heading, data=rows), "run": wandb.Image(str(path))}
+                self._wandb.log(tables, step=last)
         if result.model is not None:
             with scratch() as folder:
                 path = model_file(self.run, result, Path(folder))
