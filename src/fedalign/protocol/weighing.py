@@ -108,7 +108,7 @@ def _checked(trial: Trial, weighed: Weighed) -> Generator[Request, Any, tuple[di
     """
     found = shares_of(trial, weighed)
     if not found:
-        return trial.priority_only(), dict.fromkeys(weighed.weights, _NOBODY)
+        return trial.priority_only(), dict.fromkeys(trial.models, _NOBODY)
     (loss,) = yield from trial.losses([trial.mean(found)])
     if math.isfinite(loss):
         return found, {}

@@ -29,6 +29,8 @@ class FedDA(Rule):
     - The paper estimates ``σ²`` from the batches of one target client. Here it comes from how much the priority
       clients' updates differ. So it also holds their heterogeneity, and favours free clients where they differ much.
       With one priority client, ``β_k`` is 0.5, as the paper has it where weights are not computed.
+    - Updates are those of a round's local work, where the paper compares gradients of a step. A source with more data
+      takes more steps, is further away and counts less.
     - Sources count alike, as in the paper's theory, not by the sample counts that they claim.
     - The target keeps at least a thousandth of the weight.
 
