@@ -37,10 +37,17 @@ from fedalign.protocol.records import ClientRound, History, RoundRecord, Tried
 from fedalign.rules.align import Align
 from fedalign.rules.auto import AutoAlign
 from fedalign.rules.baselines import Alone, Everyone, PriorityOnly
+from fedalign.rules.fedfomo import FedFomo
+from fedalign.rules.fedgp import FedDA, FedGP
+from fedalign.rules.fedgreed import FedGreed
+from fedalign.rules.finetune import FineTuned
 from fedalign.rules.legacy import candidate as Candidate
 from fedalign.rules.literature import GradientAlign, LossWeighted, PowerOfChoice, TrustWeighted
+from fedalign.rules.maxfl import MaxFL
+from fedalign.rules.meritfed import MeritFed
 from fedalign.rules.rule import Broadcast, Measure, Offer, Rule, Selection, Similarity
 from fedalign.rules.verified import Verified
+from fedalign.rules.weighing import Weighed, WeighingRule
 from fedalign.simulation.api import simulate, simulate_many
 from fedalign.simulation.simulation import SimulationResult
 from fedalign.simulation.spec import RunSpec
@@ -86,10 +93,15 @@ __all__ = [
     "Exponential",
     "FedAdam",
     "FedAvgM",
+    "FedDA",
+    "FedFomo",
+    "FedGP",
+    "FedGreed",
     "FedYogi",
     "FedalignError",
     "Federation",
     "FederationWarning",
+    "FineTuned",
     "Full",
     "GeometricMedian",
     "GradientAlign",
@@ -103,7 +115,9 @@ __all__ = [
     "LocalOptimizer",
     "LocalSGD",
     "LossWeighted",
+    "MaxFL",
     "Measure",
+    "MeritFed",
     "Metric",
     "MetricValues",
     "MultiKrum",
@@ -136,6 +150,8 @@ __all__ = [
     "Uniform",
     "UpdateContext",
     "Verified",
+    "Weighed",
+    "WeighingRule",
     "WeightedMean",
     "binary_cross_entropy",
     "cross_entropy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedalign.data.partition import (
     with_same_mix,
 )
 from fedalign.data.samples import Pool
+from fedalign.data.shifts import changed, permutations, rotations
 from fedalign.data.source import Source, Splits, check_splits, data_folder
 from fedalign.errors import FedalignError, FederationWarning
 
@@ -35,6 +37,7 @@ class ImageData:
     """Settings of a federation over images; :meth:`federation` splits the data among the clients.
 
     The first ``priority`` clients are the priority clients. The partition is random, so this choice is random too.
+    ``rotations`` and ``permuted`` make free clients whose data differ in kind (``shifts.py``), in all their splits.
     """
 
     source: ClassVar[Source]
@@ -49,6 +52,8 @@ class ImageData:
     samples: int | None = None  #: most samples of a client, including held-out ones
     test_samples: int | None = 1000  #: most test samples of a client
     heldout_fraction: float = 0.2
+    rotations: list[float] | None = None  #: angles in degrees, by which the free clients' images are rotated, in turn
+    permuted: float = 0.0  #: part of the free clients whose labels are permuted, for all of them alike
     #: read idx files from this folder (a path, or a name in FEDALIGN_DATA) in place of the official files
     folder: str | None = None
 
@@ -69,6 +74,10 @@ class ImageData:
             raise FedalignError(f"data.sizes must have a number for each of the {self.clients} clients")
         if not 0 <= self.heldout_fraction < 1:
             raise FedalignError(f"data.heldout_fraction must be in [0, 1), not {self.heldout_fraction}")
+        if self.rotations is not None and not (self.rotations and all(map(math.isfinite, self.rotations))):
+            raise FedalignError(f"data.rotations must hold angles in degrees, not {self.rotations}")
+        if not 0 <= self.permuted <= 1:
+            raise FedalignError(f"data.permuted must be a part of the free clients, from 0 to 1, not {self.permuted}")
 
     def pool(self) -> tuple[Pool, int]:
         """Return all images, training before test images, and the number of training images."""
@@ -87,7 +96,7 @@ class ImageData:
         if self.samples is not None:
             parts = [limited(part, train, self.samples, seed, k) for k, part in enumerate(parts)]
         tests = [with_same_mix(part, train, test, self.test_samples, seed, k) + split for k, part in enumerate(parts)]
-        return Federation.from_partition(
+        made = Federation.from_partition(
             pool,
             parts,
             priority=[k < self.priority for k in range(self.clients)],
@@ -95,6 +104,9 @@ class ImageData:
             heldout_fraction=self.heldout_fraction,
             seed=seed,
         )
+        if self.rotations is not None:
+            made = changed(made, rotations(made, self.rotations))
+        return changed(made, permutations(made, self.permuted, seed)) if self.permuted else made
 
     def parts(self, labels: Labels, seed: int) -> list[Rows]:
         """Return the rows of the training split that each client gets."""

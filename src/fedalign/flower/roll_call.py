@@ -23,8 +23,6 @@ from fedalign.flower.sample_counts import SampleCounts
 from fedalign.flower.settings import Settings
 from fedalign.flower.wire import BENCHED
 from fedalign.protocol.messages import Lost, Present, Refused, WhoIsThere
-from fedalign.rules.auto import AutoAlign
-from fedalign.rules.verified import Verified
 
 log = logging.getLogger("flwr")
 Report = Callable[..., None]  #: gets an event of the audit log, a client's name and details
@@ -121,5 +119,5 @@ class RollCall:
     def _needed(self, k: int) -> tuple[str, ...]:
         """Return the splits that a client must have: the one that losses are compared on, and the evaluators' one."""
         rule = self._settings.make_rule()
-        evaluates = isinstance(rule, AutoAlign | Verified) and self.members.is_priority(k)
+        evaluates = rule.evaluates and self.members.is_priority(k)
         return (rule.match_on or self._settings.match_on, *(["heldout"] if evaluates else []))

@@ -35,11 +35,28 @@ def shares(present: Present, clients: Iterable[int], selection: Selection | None
         here = math.fsum(weight for k, weight in weights.items() if roster.priority[k])
         weights |= {k: weight * here for k, weight in selection.weight.items()}
         weights = {k: weight * selection.scale.get(k, 1.0) for k, weight in weights.items()}
-        if roster.free_cap < math.inf:  # a client's word about its loss must not lift the cap
-            weights = {k: w if roster.priority[k] else min(w, roster.free_cap * here) for k, w in weights.items()}
+        weights = _each_capped(weights, roster, here)  # a client's word about its loss must not lift the cap
     weights = _capped(weights, roster)
     total = math.fsum(weights.values())
     return {k: weight / total for k, weight in weights.items()}
+
+
+def capped(weights: dict[int, float], roster: Roster) -> dict[int, float]:
+    """Limit the free clients' weights by the roster's caps, relative to the weight of the priority clients among them.
+
+    >>> roster = Roster(("a", "b"), (True, False), (1, 1), free_cap=0.5)
+    >>> capped({0: 1.0, 1: 3.0}, roster)
+    {0: 1.0, 1: 0.5}
+    """
+    here = math.fsum(weight for k, weight in weights.items() if roster.priority[k])
+    return _capped(_each_capped(weights, roster, here), roster)
+
+
+def _each_capped(weights: dict[int, float], roster: Roster, here: float) -> dict[int, float]:
+    """Limit the weight of each free client; ``here`` is that of the priority clients."""
+    if roster.free_cap == math.inf:
+        return weights
+    return {k: w if roster.priority[k] else min(w, roster.free_cap * here) for k, w in weights.items()}
 
 
 def _capped(weights: dict[int, float], roster: Roster) -> dict[int, float]:

@@ -11,7 +11,7 @@ The functions below, in the order in which a round calls them, are the paper's s
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import History
 from fedalign.protocol.round_log import RoundLog
 from fedalign.protocol.scores import scores
-from fedalign.rules.rule import Broadcast, Offer
+from fedalign.rules.rule import Broadcast, Offer, Similarity
 from fedalign.training.server import ServerModel
 
 Offers = dict[int, Offer]
@@ -108,10 +108,28 @@ def invite(
 
 def compare(offers: Offers, log: RoundLog) -> Generator[Request, Any, Offers]:
     """Compare every update with the priority clients' mean update, for rules that decide by updates."""
-    compared = yield Compare(shares(log.present, log.trained), tuple(sorted([*log.trained, *offers])))
+    reference = shares(log.present, log.trained)
+    compared = yield Compare(reference, tuple(sorted([*log.trained, *offers])))
     log.refuse(compared.refused)
     log.similarities = compared.similarities
-    return {k: replace(offers[k], similarity=compared.similarities[k]) for k in offers if k not in compared.refused}
+    kept = [k for k in offers if k not in compared.refused]
+    noise = noise_of(reference, compared.similarities)
+    return {k: replace(offers[k], similarity=compared.similarities[k], noise=noise) for k in kept}
+
+
+def noise_of(reference: Mapping[int, float], similarities: Mapping[int, Similarity]) -> float | None:
+    """Return the variance of a weighted mean update over its squared length; None for the mean of a single update.
+
+    It is the usual estimate from how much the updates differ: ``Σq² / (1 − Σq²) · Σ q_k ‖Δ_k − Δ‖²`` with shares q.
+
+    >>> noise_of({0: 0.5, 1: 0.5}, {0: Similarity(1.0, 1.5), 1: Similarity(1.0, 0.5)})
+    0.25
+    """
+    squares = math.fsum(share**2 for share in reference.values())
+    if len(reference) < 2 or squares >= 1:
+        return None
+    apart = math.fsum(share * similarities[k].distance for k, share in reference.items())
+    return squares / (1 - squares) * apart
 
 
 def admit(plan: Plan, sent: Broadcast, offers: Offers, log: RoundLog) -> Generator[Request, Any, Model]:

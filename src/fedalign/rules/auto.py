@@ -43,6 +43,7 @@ class AutoAlign(Rule):
     """
 
     algorithm: ClassVar[str] = "autoalign"
+    evaluates = True
     ladder: tuple[float, ...] | None = None
     on: Literal["loss", "accuracy"] = "loss"
     match_on: MatchOn | None = None

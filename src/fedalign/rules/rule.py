@@ -42,22 +42,34 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Similarity:
-    """A client's update against the mean update of the priority clients: the cosine, and the ratio of the lengths."""
+    """A client's update against the mean update of the priority clients: the cosine, and the ratio of the lengths.
+
+    >>> Similarity(cosine=0.0, length=1.0).distance
+    2.0
+    """
 
     cosine: float
     length: float
+
+    @property
+    def distance(self) -> float:
+        """The squared distance of the two updates, as a multiple of the mean update's squared length."""
+        return 1.0 + self.length**2 - 2.0 * self.length * self.cosine
 
 
 @dataclass(frozen=True)
 class Offer:
     """What the server knows of a free client that offers an update: its own measure of the model that it received.
 
-    ``similarity`` is there for rules that need updates (:attr:`Rule.needs_updates`), else None. The server has
+    ``similarity`` is there for rules that need updates (:attr:`Rule.needs_updates`), else None. ``noise`` then says how
+    well the priority clients know their own direction: the variance of their mean update over its squared length,
+    estimated from how much their updates differ. It is None where fewer than two of them sent an update. The server has
     not verified the measure.
     """
 
     measure: Measure
     similarity: Similarity | None = None
+    noise: float | None = None
 
     @property
     def cosine(self) -> float:
@@ -112,6 +124,7 @@ class Rule(abc.ABC):
     invites_free: bool = True  #: False: free clients are not even sent the model
     needs_accuracy: bool = False  #: True: a task without classes is refused before any work
     needs_updates: bool = False  #: True: offers carry a :class:`Similarity`, so every client that offers is trained
+    evaluates: bool = False  #: True: priority clients measure models on held-out data for the rule's decisions
     match_on: MatchOn | None = None  #: the data F and F_k are measured on; None: held-out where there is any
 
     def __init_subclass__(cls, **options: object) -> None:

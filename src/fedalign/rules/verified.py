@@ -62,6 +62,7 @@ class Verified(Rule):
     """
 
     algorithm: ClassVar[str] = "verified"
+    evaluates = True
     rule: Rule = field(default_factory=Everyone)
     length: float = 2.0
     within: float = 8.0
