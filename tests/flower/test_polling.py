@@ -42,6 +42,42 @@ def test_a_node_looks_often_after_a_message_and_seldom_later():
     assert (clock.slept[0], clock.slept[-1]) == (0.02, 0.5)
 
 
+def test_a_busy_superlink_is_left_alone_until_it_answers_quickly_again():
+    clock = Clock()
+    paced = Paced(0.2, clock, clock.sleep)
+
+    def look(took):
+        clock.now += took
+        paced.sleep(3)
+        paced.sleep(0.5)  # a message comes, so that the time without one plays no part
+        clock.slept.clear()
+        paced.sleep(3)
+        clock.now += took
+        paced.sleep(3)
+        return clock.slept[-1]
+
+    assert look(0.01) == 0.2
+    assert [look(0.06) for _ in range(5)] == [0.2] * 5  # as a few nodes have it while they exchange models
+    busy = [look(0.6) for _ in range(20)]
+    assert busy == sorted(busy)
+    assert busy[-1] == 3  # Flower's own pause, and never more
+    assert [look(0.01) for _ in range(20)][-1] == 0.2
+
+
+def test_the_time_of_a_clientapps_work_is_not_taken_for_a_slow_look():
+    clock = Clock()
+    paced = Paced(0.2, clock, clock.sleep)
+    for _ in range(5):
+        paced.sleep(3)
+        clock.now += 0.01
+        paced.sleep(3)
+        clock.now += 50.0  # a message with a large model, and the work on it
+        paced.sleep(0.5)
+        clock.now += 50.0
+        paced.sleep(3)
+        assert clock.slept[-1] == 0.2
+
+
 def test_it_is_the_module_time_otherwise():
     assert Paced(0.2).monotonic is time.monotonic
     with pytest.raises(AttributeError):
