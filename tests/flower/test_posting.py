@@ -1,4 +1,4 @@
-"""Messages to many nodes go out a few at a time: Flower announces all of a call before it sends the first one's parts."""
+"""Messages to many nodes go out a few at a time, because Flower announces all of a call before it sends any part."""
 
 from flwr.app import RecordDict
 
@@ -30,7 +30,7 @@ def post(too_large=-1):
 def test_many_messages_are_announced_a_few_at_a_time():
     grid, posted = post()
     assert [len(nodes) for nodes in grid.calls] == [8, 8, 4]
-    assert sum(grid.calls, []) == [100 + k for k in range(20)]
+    assert [node for nodes in grid.calls for node in nodes] == [100 + k for k in range(20)]
     assert {number: one.client for number, one in posted.items()} == {f"message-to-{100 + k}": k for k in range(20)}
 
 
