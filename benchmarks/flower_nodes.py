@@ -66,18 +66,20 @@ class Nodes:
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key
         from flwr.supernode.fleet_http_connection import http_request_response
 
-        from fedalign.flower.polling import pause_after, shortest_pause
+        from fedalign.flower.polling import Paced, quicken_pulls, shortest_pause
 
+        quicken_pulls()
         key: Any = load_ssh_private_key((self._keys / name).read_bytes(), None)
         certificates = (self._keys / "ca.crt").read_bytes()
         with http_request_response(self._address, False, certificates, (key, key.public_key())) as connection:
-            idle_since = time.monotonic()
+            # It looks again as often as a node of `fedalign flower node` does.
+            pace = Paced(shortest_pause(os.environ.get("FEDALIGN_POLL")), sleep=self._stop.wait)
             while not self._stop.is_set():
                 try:
                     if self._answer(connection, number):
-                        idle_since = time.monotonic()
-                    else:  # it looks again as often as a node of `fedalign flower node` does
-                        self._stop.wait(pause_after(time.monotonic() - idle_since, shortest_pause(None), 3.0))
+                        pace.sleep(0.0)  # it has worked
+                    else:
+                        pace.sleep(3.0)
                 except Exception as error:
                     self.errors.append(f"{name}: {type(error).__name__}: {error}"[:200])
                     self._stop.wait(2.0)

@@ -15,6 +15,7 @@ from fedalign.flower.polling import pause_after
 from fedalign.protocol.messages import Lost
 
 _SHORTEST, _LONGEST = 0.1, 1.0  # seconds between checks for replies
+_TOGETHER = 8  # messages; Flower announces all of a call before it sends the parts of the first
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,13 @@ class Exchange:
         clients, now = list(contents), self.timer.now()
         limits = {k: self.patience.limit(self._is_priority(k)) if ttl is None else ttl for k in clients}
         messages = [Message(contents[k], self.nodes[k], kind, ttl=limits[k]) for k in clients]
-        numbers = list(self._grid.push_messages(messages)) if messages else []
-        return {
-            number: Posted(k, self.nodes[k], kind, now, now + limits[k])
-            for number, k in zip(numbers, clients, strict=False)
-            if number
-        }
+        posted: dict[str, Posted] = {}
+        for first in range(0, len(messages), _TOGETHER):
+            numbers = self._grid.push_messages(messages[first : first + _TOGETHER])  # none if they are too large
+            for number, k in zip(numbers, clients[first:], strict=False):
+                if number:
+                    posted[number] = Posted(k, self.nodes[k], kind, now, now + limits[k])
+        return posted
 
     def collect(self, posted: Mapping[str, Posted]) -> Iterator[tuple[str, RecordDict | Lost]]:
         """Give the replies to messages of one kind that have come by now, checked, each with the message's number."""

@@ -19,6 +19,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedalign.flower.policy import Policy
+from fedalign.flower.polling import quicken_pulls
 
 CONFIG = "node-config.json"  #: in the node's folder
 PULL, LOAD = "pull_task_input", "get_load_client_app_fn"  #: the functions of Flower that are replaced
@@ -37,6 +38,7 @@ def run_app(folder: Path, words: Sequence[str]) -> NoReturn:
     # Flower does not unpack an app if there is a folder named by a part of its hash, so nobody else may put one there.
     os.environ["FLWR_HOME"] = str(folder / "flwr")
     given = {key: value for key, value in config.items() if key != "apps"}  # which the gate has checked
+    quicken_pulls()
     setattr(runtime, PULL, with_config(getattr(runtime, PULL), given))
     if policy.limits_an_app and not policy.allowed_apps:
         setattr(runtime, LOAD, _own_app)

@@ -1,7 +1,7 @@
 """How long to pause between two looks for a message: a tenth of the time waited so far, within limits.
 
 Flower has no way to wake a node up, so both sides look again and again. A pause that grows with the wait costs little
-where the work is long, and a tenth of the time at most where it is short.
+where the work is long, and a tenth of the time at most where it is short. The parts of a message are polled for, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ IDLE = "FEDALIGN_POLL"  #: the environment variable with a node's shortest pause
 _SHORTEST_IDLE = 0.2
 _SHORTEST_REPLY = 0.02
 _PART = 0.1  # of the time waited
+_SLOW, _REST, _NEW = 0.05, 20.0, 0.3  # see SuperLinkLoad
+_OBJECT, _OBJECT_AT_MOST = 0.03, 0.5  # seconds until a part of a message that has not come is asked for again
 
 
 def pause_after(waited: float, shortest: float, longest: float) -> float:
@@ -43,6 +45,31 @@ def shortest_pause(environment: str | None) -> float:
     return seconds
 
 
+class SuperLinkLoad:
+    """Tells from how long looks for a message take how long to leave a busy SuperLink alone.
+
+    A SuperLink answers about a hundred requests in a second. Many nodes that all look five times a second would take
+    up all of its time, and the requests that carry models would wait in between. So a node whose looks take more than
+    50 milliseconds longer than its quickest one, in a running mean, pauses twenty times as long as they are too slow.
+
+    >>> load = SuperLinkLoad()
+    >>> [round(load.pause(took), 2) for took in (0.01, 0.05, 0.5, 0.5)]
+    [0.0, 0.0, 2.11, 4.12]
+    """
+
+    def __init__(self) -> None:
+        self._quickest: float | None = None
+        self._usual = 0.0
+
+    def pause(self, took: float) -> float:
+        """Return the seconds to pause at least, after a look that took so many seconds."""
+        if self._quickest is None:
+            self._quickest = self._usual = took
+        self._quickest = min(self._quickest, took)
+        self._usual += _NEW * (took - self._usual)
+        return _REST * max(0.0, self._usual - self._quickest - _SLOW)
+
+
 class Paced:
     """Stands in for the module ``time`` in Flower's loop of a SuperNode, and shortens its fixed pauses.
 
@@ -56,6 +83,8 @@ class Paced:
         self._shortest, self._clock, self._sleep = shortest, clock, sleep
         self._worked: float | None = None  # when the work on the present message began
         self._idle_since = clock()
+        self._looked: float | None = None  # when the present look for a message began
+        self._load = SuperLinkLoad()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -68,10 +97,13 @@ class Paced:
                 self._worked = now
             self._sleep(pause_after(now - self._worked, _SHORTEST_REPLY, seconds))
             return
+        least = self._shortest
         if self._worked is not None:
             self._worked, self._idle_since = None, now
-        longest = max(seconds, self._shortest)
-        self._sleep(pause_after(now - self._idle_since, self._shortest, longest))
+        elif self._looked is not None:  # nothing but a look lies between the last pause and this one
+            least = max(least, self._load.pause(now - self._looked))
+        self._sleep(pause_after(now - self._idle_since, least, max(seconds, self._shortest)))
+        self._looked = self._clock()
 
 
 def quicken_supernode() -> None:
@@ -83,3 +115,20 @@ def quicken_supernode() -> None:
 
     if getattr(loop, "time", None) is time:
         setattr(loop, "time", Paced(shortest_pause(os.environ.get(IDLE))))  # noqa: B010 - mypy knows no such name
+
+
+def quicken_pulls() -> None:
+    """Shorten the pauses of Flower's functions that fetch the parts of a message, in this process.
+
+    A message is announced before its parts are there: by the server to a SuperNode, and by that to the ClientApp. Who
+    asks too early waits a second by Flower's defaults, then two, then four. That was most of a round. Here the first
+    pause is short and each further one twice as long, so that what takes long is not asked for all the time. Flower's
+    limit on the number of tries goes, because they would take less time now; its limit on the time stays.
+    """
+    from flwr.supercore.inflatable import inflatable_utils as parts
+
+    shorter = {"initial_backoff": _OBJECT, "backoff_cap": _OBJECT_AT_MOST, "max_tries_per_object": None}
+    for fetch in (parts.pull_objects, parts.pull_and_inflate_object_from_tree):
+        defaults = fetch.__kwdefaults__ or {}
+        if defaults.keys() >= shorter.keys():  # a version of Flower that is written differently keeps its own
+            defaults.update(shorter)

@@ -16,11 +16,12 @@ def main() -> None:
     from fedalign.flower.gate import close_gate
     from fedalign.flower.node_config import node_config
     from fedalign.flower.policy import Policy
-    from fedalign.flower.polling import quicken_supernode
+    from fedalign.flower.polling import quicken_pulls, quicken_supernode
 
     try:
         close_gate(Policy.read(node_config(sys.argv[1:])))
         quicken_supernode()
+        quicken_pulls()
     except FedalignError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
