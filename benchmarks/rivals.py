@@ -23,8 +23,12 @@ from pathlib import Path
 
 OURS = ("priority", "all", "fedalign", "auto", "gradient", "trust", "fedalign-verified")
 RIVALS = ("meritfed", "fedgp", "fedda", "fedgreed", "fedfomo", "maxfl", "finetune")
-#: Rivals with other settings than their defaults, where a default may do them injustice.
-VARIANTS = {"fedgp-half": "fedgp(beta=0.5)", "fedda-half": "fedda(beta=0.5)"}
+#: Other settings than the defaults, where a default may do a rule injustice.
+VARIANTS = {
+    "auto-calibrated": "auto(calibrated=true)",
+    "fedgp-half": "fedgp(beta=0.5)",
+    "fedda-half": "fedda(beta=0.5)",
+}
 ARMS = (*OURS, *RIVALS, *VARIANTS)
 EXPERIMENTS = (
     "synth-low",

@@ -86,7 +86,7 @@ for k in 0 1 2 3; do
   said=
   until grep -q "SuperNode ID" "$dir/logs/$name.log"; do
     if ! runs "$name"; then
-      grep -qi "already\|412" "$dir/logs/$name.log" || fail 1 "$name ended" "$dir/logs/$name.log"
+      grep -qi "already\|412\|failed to activate" "$dir/logs/$name.log" || fail 1 "$name ended" "$dir/logs/$name.log"
       # A node that was killed counts as connected for a while, and the SuperLink accepts no second one.
       [ -n "$said" ] || echo "waiting for $name's earlier connection to expire, a minute at most"
       said=yes

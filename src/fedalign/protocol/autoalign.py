@@ -124,7 +124,9 @@ def _attempt(plan: Plan, t: int, state: AutoState, log: RoundLog) -> Generator[R
     new = AutoState(served.server.weights, training.server, choice.training != choice.served, None, state.fallback)
     if rule.fallback and (state.priority_only is not None or choice.priority_only not in (None, choice.training)):
         own = yield from train_priority_only(plan, state, choice, answered, sent, log)
-        fallback = yield from compare_with_priority_only(plan, state, choice, own, evaluators, log, credit=rule.credit)
+        fallback = yield from compare_with_priority_only(
+            plan, state, choice, own, evaluators, log, rule.credit, calibrated=rule.calibrated
+        )
         new = replace(new, priority_only=own.server, fallback=fallback)
         if fallback.behind:
             reasons = dict.fromkeys(served.shares, _EXCLUDED)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedalign.errors import FedalignError
 from fedalign.protocol.aggregate import check_selection, mix_of, shares, weighted_mean
+from fedalign.protocol.calibration import calibrated_mean
 from fedalign.protocol.fedalign import Offers, without
 from fedalign.protocol.messages import Aggregate, Aggregated, Evaluate, Measures, Mix, Request
 from fedalign.protocol.plan import Plan
@@ -71,7 +72,8 @@ def choose(
     measures: list[Measures] = []
     if len(candidates) > 1:
         models = [before.step(mean, plan.server).weights for mean in aggregated.models[: len(candidates)]]
-        answers = yield Evaluate(tuple((model, tuple(evaluators)) for model in models), plan.evaluate_on)
+        asked_of = tuple((model, tuple(evaluators)) for model in models)
+        answers = yield Evaluate(asked_of, plan.evaluate_on, tempered=rule.calibrated)
         log.sent_down(len(models) * len(evaluators))
         # An evaluator that stopped answering must not favour one candidate: those that measured all count.
         complete = [k for k in evaluators if all(k in of_model for of_model in answers)]
@@ -111,11 +113,15 @@ def _best(
     rule: AutoAlign, roster: Roster, candidates: Sequence[Selection], measures: Sequence[Measures]
 ) -> tuple[int, tuple[Tried, ...]]:
     """Return the candidate that the rule chooses (without measures, the smallest), and all losses for the record."""
-    losses = [weighted_mean(roster, of_model)[0] if of_model else math.inf for of_model in measures]
+    mean = calibrated_mean if rule.calibrated else weighted_mean
+    losses = [mean(roster, of_model)[0] if of_model else math.inf for of_model in measures]
     usable = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
     if usable:
         p = {k: float(roster.p[k]) for k in measures[usable[0]]}
-        chosen = rule.choose([candidates[i] for i in usable], [measures[i] for i in usable], p)
+        if rule.calibrated:  # one temperature for all clients, so that their losses cannot be chosen by one at a time
+            chosen = min(range(len(usable)), key=lambda i: (losses[usable[i]], len(candidates[usable[i]].clients)))
+        else:
+            chosen = rule.choose([candidates[i] for i in usable], [measures[i] for i in usable], p)
         if not 0 <= chosen < len(usable):
             raise FedalignError(f"{type(rule).__name__}.choose must return 0 to {len(usable) - 1}, not {chosen!r}")
         best = usable[chosen]

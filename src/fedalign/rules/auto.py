@@ -32,7 +32,9 @@ class AutoAlign(Rule):
 
     With ``fallback``, FedAvg on the priority clients is trained as well. They are served that *priority-only model*
     while the choices are worse (see :mod:`fedalign.protocol.autoalign`). With ``credit``, as in version 0.1, earlier
-    good rounds make up for bad ones, and accuracy alone is compared.
+    good rounds make up for bad ones, and accuracy alone is compared. With ``calibrated``, models are compared by their
+    losses at the best temperature (see :mod:`fedalign.protocol.calibration`), so that none is preferred for being less
+    confident.
 
     >>> rule, F = AutoAlign(), Broadcast(round=0, loss=1.0, epsilon=math.inf)
     >>> offers = {k: Offer(Measure(loss, None, 1)) for k, loss in ((4, 1.1), (7, 1.9), (9, 0.95))}
@@ -49,6 +51,7 @@ class AutoAlign(Rule):
     match_on: MatchOn | None = None
     fallback: bool = True
     credit: bool = False
+    calibrated: bool = False
     cosine: float | None = -0.1
     needs_accuracy: bool = field(init=False, repr=False, compare=False)
     needs_updates: bool = field(init=False, repr=False, compare=False)
