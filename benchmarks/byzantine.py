@@ -2,7 +2,8 @@
 
 Ten honest clients and one to four Byzantine ones, the worst of sign flips, optimal IPM and optimal ALIE, from equal to
 very different data: the heat map of ByzFL's README. Four of the honest clients are priority clients. The aggregators
-are told the number of Byzantine clients; the verified rule is not.
+are told the number of Byzantine clients; the verified rule is not. IPM and ALIE are made against each aggregator; the
+verified rule faces all of these.
 
     python benchmarks/byzantine.py [--byzantine 1,2,3,4] [--seeds 1] [--rounds 40] [--out FILE.json]
 """
@@ -48,15 +49,19 @@ def specs(spread: float | None, hostile: int, seed: int, rounds: int) -> dict[tu
     names = [client.name for client in fed.clients[-hostile:]]
     local = fa.LocalSGD(lr=0.1, epochs=5, batch_size=50)
     found = {("priority", "none"): fa.RunSpec(fed, fa.PriorityOnly(), rounds, local=local, seed=seed)}
-    for name in (*AGGREGATOR_NAMES, VERIFIED):
-        used = aggregator("mean" if name == VERIFIED else name, hostile)
-        rule = fa.Verified() if name == VERIFIED else fa.Everyone()
+    mean = AGGREGATORS.accept("aggregator", "mean")
+    for name in AGGREGATOR_NAMES:
+        used = aggregator(name, hostile)
+        made = AGGREGATORS.accept("aggregator", used)
         for attack in attacks(used):
             adversary = fa.Adversary(attack, clients=names)
-            made = AGGREGATORS.accept("aggregator", used)
-            found[name, attack.split("(")[0]] = fa.RunSpec(
-                fed, rule, rounds, local=local, seed=seed, aggregator=made, adversary=adversary
+            found[name, attack] = fa.RunSpec(
+                fed, fa.Everyone(), rounds, local=local, seed=seed, aggregator=made, adversary=adversary
             )
+            if (VERIFIED, attack) not in found:  # it faces what is made against any of the aggregators
+                found[VERIFIED, attack] = fa.RunSpec(
+                    fed, fa.Verified(), rounds, local=local, seed=seed, aggregator=mean, adversary=adversary
+                )
     return found
 
 

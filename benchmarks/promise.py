@@ -4,6 +4,7 @@
     python benchmarks/promise.py bounds     # the bound beside others
     python benchmarks/promise.py reuse      # how often bounds fail if the same samples choose the models
     python benchmarks/promise.py auto       # the same for AutoALIGN on Synth
+    python benchmarks/promise.py verified   # the same for what verified rounds record, with and without an attack
 
 A bound fails in a run if it is below the true difference in any round. That may happen in 5 % of the runs.
 """
@@ -25,6 +26,7 @@ import fedalign as fa
 from fedalign.data.synth import Synth
 from fedalign.protocol.messages import Outcomes
 from fedalign.protocol.promise import chance_worse, log_evidence, round_weight, samples_needed, upper_bound
+from fedalign.protocol.records import Promise
 
 ALPHA = 0.05
 Bools = npt.NDArray[np.bool_]
@@ -145,6 +147,56 @@ def auto_run(seed: int, samples: int, rounds: int, fallback: bool = True) -> tup
     return found, max(kept[0].candidates)
 
 
+def verified_run(seed: int, samples: int, rounds: int, attack: str | None) -> list[tuple[Promise, float, float]]:
+    """Run verified rounds and FedAvg on the priority clients.
+
+    Gives each round's promise, and how much worse the served model is on test data and on held-out data.
+    """
+    fed = Synth(
+        alpha=0.5,
+        beta=0.5,
+        priority=4,
+        free=8,
+        samples=samples,
+        test_samples=5000,
+        label_noise=0.0,
+        random_fraction=0.0,
+    ).federation(seed)
+    local = fa.LocalSGD(lr=0.05, epochs=2, batch_size=20)
+    kept = [Models(), Models()]
+    hostile = None if attack is None else fa.Adversary(attack, fraction=0.5)
+    specs = [
+        fa.RunSpec(fed, rule, rounds, 0.0, local, seed=seed, callbacks=[keep], adversary=hostile)
+        for rule, keep in zip((fa.Verified(), fa.PriorityOnly()), kept, strict=True)
+    ]
+    verified, _ = fa.simulate_many(specs, lambda: nn.Linear(60, 10), device="cpu")
+    rows = [np.concatenate([c.rows(split) for c in fed.clients if c.priority]) for split in ("test", "heldout")]
+    found = []
+    for record, served, own in zip(verified.history.rounds, kept[0].models, kept[1].models, strict=True):
+        true, held = (
+            (outcomes.lost - outcomes.gained) / outcomes.samples
+            for outcomes in (compared(_right(served, fed, at), _right(own, fed, at)) for at in rows)
+        )
+        found.append((record.promise, true, held))
+    return found
+
+
+def summary_of_records(runs: Sequence[Sequence[tuple[Promise, float, float]]]) -> Failures:
+    """Summarise the promises that runs recorded; a round without a promise promises nothing."""
+    failed, last = np.zeros((len(runs), 3), bool), np.zeros((len(runs), 3))
+    for i, run in enumerate(runs):
+        made = [(p, true, held) for p, true, held in run if p is not None and p.worse_by is not None]
+        failed[i, 0] = any(true > p.worse_by for p, true, _ in made)
+        failed[i, 1] = any(true > p.strict for p, true, _ in made)
+        failed[i, 2] = any(p.alarm for p, _, _ in made) and max(true for _, true, _ in run) <= made[-1][0].delta
+        p, true, held = made[-1]
+        last[i] = true - held, p.worse_by, p.strict
+    fresh, strict, alarm = failed.mean(0).tolist()
+    bias, bound, strict_bound = last.mean(0).tolist()
+    error = float(last[:, 0].std(ddof=1)) / math.sqrt(len(runs))
+    return Failures(fresh, strict, alarm, bias, error, (bound, strict_bound))
+
+
 def _right(model: nn.Module, fed: fa.Federation, rows: npt.NDArray[np.int64]) -> Bools:
     with torch.no_grad():
         return np.asarray((model(fed.pool.x[rows]).argmax(1) == fed.pool.y[rows]).numpy())
@@ -206,6 +258,13 @@ def auto(given: argparse.Namespace) -> None:
             _row(f"{4 * samples // 5} samples{kind}; {most} candidates, {name}", summary(runs, nats, 0.02))
 
 
+def verified(given: argparse.Namespace) -> None:
+    _head()
+    for attack, samples in itertools.product((None, "sign-flip", "label-flip"), (50, 200)):
+        runs = [verified_run(seed, samples, 30, attack) for seed in range(given.runs)]
+        _row(f"{4 * samples // 5} samples, {attack or 'no attack'}", summary_of_records(runs))
+
+
 def _head() -> None:
     print(
         "| models | bound fails | strict bound fails | false alarms | bias | bound | strict bound |\n"
@@ -221,7 +280,7 @@ def _row(name: str, found: Failures) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["needed", "bounds", "reuse", "auto"])
+    parser.add_argument("what", choices=["needed", "bounds", "reuse", "auto", "verified"])
     parser.add_argument("--runs", type=int, default=1000)
     options = parser.parse_args()
-    {"needed": needed, "bounds": bounds, "reuse": reuse, "auto": auto}[options.what](options)
+    {"needed": needed, "bounds": bounds, "reuse": reuse, "auto": auto, "verified": verified}[options.what](options)

@@ -1,8 +1,9 @@
 """FedALIGN's arms and their nearest rivals on every experiment, in several processes.
 
-Prints, for each experiment, the final test accuracy of every arm (a mean over the seeds), and how far ``auto`` is
-behind the best one. All runs of a job are stacked. With ``--out`` every result is written as soon as it is there, and
-an interrupted benchmark continues where it stopped; ``table`` prints what a file has, without running anything.
+Prints, for each experiment, the final test accuracy of every arm (a mean over the seeds), and how far ``auto`` and
+``blend`` are behind the best one. All runs of a job are stacked. With ``--out`` every result is written as soon as it
+is there, and an interrupted benchmark continues where it stopped; ``table`` prints what a file has, without running
+anything.
 
     python benchmarks/rivals.py [--only fmnist,alike-fmnist,…] [--arms auto,meritfed,…] [--seeds 5] [--rounds N]
                                 [--device cuda] [--tf32] [--workers 13] [--emnist FOLDER] [--out FILE.jsonl] [--table]
@@ -21,7 +22,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-OURS = ("priority", "all", "fedalign", "auto", "gradient", "trust", "fedalign-verified")
+OURS = ("priority", "all", "fedalign", "auto", "blend", "gradient", "trust", "fedalign-verified")
 RIVALS = ("meritfed", "fedgp", "fedda", "fedgreed", "fedfomo", "maxfl", "finetune")
 #: Other settings than the defaults, where a default may do a rule injustice.
 VARIANTS = {
@@ -53,6 +54,7 @@ EXPERIMENTS = (
     "permuted-fmnist",
     "alike-fmnist",
 )
+JUDGED = ("auto", "blend")  # how far these are behind the best arm is told
 Key = tuple[str, str, int, int]  # experiment, arm, seed, rounds
 Job = tuple[str, tuple[str, ...], int, int | None, argparse.Namespace]
 
@@ -107,29 +109,32 @@ def jobs(options: argparse.Namespace, done: set[Key]) -> list[Job]:
 
 
 def table(rows: list[dict]) -> None:
-    """Print one line for each experiment, bold within half a point of the best, and by how much ``auto`` is behind."""
+    """Print one line for each experiment, bold within half a point of the best, and by how much ours are behind."""
     value: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         if row["accuracy"] is not None:
             value.setdefault((row["experiment"], row["arm"]), []).append(row["accuracy"])
     names = list(dict.fromkeys([*EXPERIMENTS, *(row["experiment"] for row in rows)]))
     arms = [arm for arm in dict.fromkeys([*ARMS, *(row["arm"] for row in rows)]) if any(a == arm for _, a in value)]
-    print("| experiment | " + " | ".join(f"`{arm}`" for arm in arms) + " | best | `auto` behind |")
-    print("|---" * (len(arms) + 3) + "|")
-    behind: dict[str, float] = {}
+    judged = [arm for arm in JUDGED if arm in arms]
+    print("| experiment | " + " | ".join(f"`{arm}`" for arm in arms) + " | best | ", end="")
+    print(" | ".join(f"`{arm}` behind" for arm in judged) + " |")
+    print("|---" * (len(arms) + 2 + len(judged)) + "|")
+    behind: dict[str, list[float]] = {arm: [] for arm in judged}
     for name in names:
         means = {arm: statistics.mean(value[name, arm]) for arm in arms if (name, arm) in value}
         if not means:
             continue
         best = max(means, key=means.__getitem__)
         cells = [cell(value.get((name, arm), []), means[best]) for arm in arms]
-        lag = means[best] - means["auto"] if "auto" in means else None
-        if lag is not None:
-            behind[name] = lag
-        print(f"| `{name}` | " + " | ".join(cells) + f" | `{best}` | {'–' if lag is None else f'{lag:.1f}'} |")
-    if behind:
-        near = sum(lag <= 0.5 for lag in behind.values())
-        print(f"\n`auto` is within half a point of the best arm in {near} of {len(behind)} experiments.")
+        lags = {arm: means[best] - means[arm] for arm in judged if arm in means}
+        for arm, lag in lags.items():
+            behind[arm].append(lag)
+        shown = [f"{lags[arm]:.1f}" if arm in lags else "–" for arm in judged]
+        print(f"| `{name}` | " + " | ".join([*cells, f"`{best}`", *shown]) + " |")
+    for arm, found in behind.items():
+        near = sum(lag <= 0.5 for lag in found)
+        print(f"\n`{arm}` is within half a point of the best arm in {near} of {len(found)} experiments.")
 
 
 def cell(found: list[float], best: float) -> str:

@@ -31,12 +31,20 @@ from fedalign.data.samples import Pool
 from fedalign.errors import DivergedError, FedalignError, FederationWarning
 from fedalign.experiments.api import Experiment, experiment, run
 from fedalign.experiments.result import ArmRun, ExperimentResult
+from fedalign.ledger.ledger import Ledger
+from fedalign.ledger.valuation import Estimate, Game, Valuation
 from fedalign.metrics.metric import Metric
+from fedalign.personal.ditto import Ditto
+from fedalign.personal.fedfomo import PersonalFedFomo
+from fedalign.personal.local_head import LocalHead
+from fedalign.personal.method import PersonalMethod, PersonalOutcome
+from fedalign.personal.refine import FromScratch, Refine
 from fedalign.protocol.metric_values import MetricValues
 from fedalign.protocol.records import ClientRound, History, RoundRecord, Tried
 from fedalign.rules.align import Align
 from fedalign.rules.auto import AutoAlign
 from fedalign.rules.baselines import Alone, Everyone, PriorityOnly
+from fedalign.rules.blend import Blend
 from fedalign.rules.fedfomo import FedFomo
 from fedalign.rules.fedgp import FedDA, FedGP
 from fedalign.rules.fedgreed import FedGreed
@@ -72,6 +80,7 @@ __all__ = [
     "AutoAlign",
     "Bernoulli",
     "BestRound",
+    "Blend",
     "Broadcast",
     "Bucketing",
     "Callback",
@@ -85,8 +94,10 @@ __all__ = [
     "ContextAggregator",
     "CoordinateMedian",
     "Cosine",
+    "Ditto",
     "DivergedError",
     "EarlyStopping",
+    "Estimate",
     "Everyone",
     "Experiment",
     "ExperimentResult",
@@ -102,16 +113,20 @@ __all__ = [
     "Federation",
     "FederationWarning",
     "FineTuned",
+    "FromScratch",
     "Full",
+    "Game",
     "GeometricMedian",
     "GradientAlign",
     "History",
     "InverseTime",
     "Krum",
+    "Ledger",
     "LengthBound",
     "Linear",
     "LocalAdam",
     "LocalAdamW",
+    "LocalHead",
     "LocalOptimizer",
     "LocalSGD",
     "LossWeighted",
@@ -125,11 +140,15 @@ __all__ = [
     "NormClipping",
     "Offer",
     "Participation",
+    "PersonalFedFomo",
+    "PersonalMethod",
+    "PersonalOutcome",
     "Piecewise",
     "Pool",
     "PowerOfChoice",
     "Presence",
     "PriorityOnly",
+    "Refine",
     "Replacement",
     "RoundRecord",
     "Rule",
@@ -149,6 +168,7 @@ __all__ = [
     "TrustWeighted",
     "Uniform",
     "UpdateContext",
+    "Valuation",
     "Verified",
     "Weighed",
     "WeighingRule",

@@ -21,10 +21,12 @@ __all__ = [
     "METRICS",
     "MODELS",
     "PARTICIPATION",
+    "PERSONAL",
     "RULES",
     "SERVER_OPTIMIZERS",
     "SERVER_STEPS",
     "TRACKERS",
+    "VALUATIONS",
     "Registry",
 ]
 
@@ -33,6 +35,7 @@ ALGORITHMS = Registry(
     {
         "fedalign": ("fedalign.protocol.fedalign:fedalign", "FedALIGN and FedAvg: one selection a round"),
         "autoalign": ("fedalign.protocol.autoalign:autoalign", "AutoALIGN: the priority clients choose in every round"),
+        "blended": ("fedalign.protocol.blended:blended", "AutoALIGN with a weighted mean of the candidates"),
         "verified": ("fedalign.protocol.verified:verified", "rounds in which the priority clients verify free updates"),
         "weighing": (
             "fedalign.protocol.weighing:weighing",
@@ -49,6 +52,7 @@ RULES = Registry(
         "local": ("fedalign:Alone", "every client alone, with no server"),
         "fedalign": ("fedalign:Align", "FedALIGN: free clients with |F_k − F| ≤ ε"),
         "auto": ("fedalign:AutoAlign", "AutoALIGN: FedALIGN, with ε chosen by the priority clients every round"),
+        "blend": ("fedalign:Blend", "AutoALIGN that serves a weighted mean of its candidates"),
         "fedalign-verified": (
             "fedalign:Verified",
             "FedALIGN, verified: free clients are admitted by what priority clients measure",
@@ -234,9 +238,42 @@ ATTACKS = Registry(
             "flipped labels, bent to a `cosine` with the honest mean, `length` times as long",
         ),
         "blend": ("fedalign.attacks.colluding:Blend", "mix the update with the honest mean"),
+        "disguise": ("fedalign.attacks.evasion:Disguise", "hide what attackers have in common behind `noise`"),
+        "decoys": (
+            "fedalign.attacks.evasion:Decoys",
+            "`count` attackers are like many, so that the others stand out less",
+        ),
     },
     ("fedalign.attacks.attack:Attack",),
     "an attack (a subclass of fedalign.attacks.attack.Attack)",
+)
+PERSONAL = Registry(
+    "personal method",
+    {
+        "refine": ("fedalign.personal.refine:Refine", "go on from the served model on the client's own data"),
+        "ditto": ("fedalign.personal.ditto:Ditto", "Ditto: refine with a pull of weight `mu` towards the served model"),
+        "fedfomo": (
+            "fedalign.personal.fedfomo:PersonalFedFomo",
+            "FedFomo: mix the models of other clients by one's own held-out loss",
+        ),
+        "local-head": ("fedalign.personal.local_head:LocalHead", "train the head of the served model alone (FedRep)"),
+        "scratch": (
+            "fedalign.personal.refine:FromScratch",
+            "train the initial model alone with early stopping, to compare with",
+        ),
+    },
+    ("fedalign:PersonalMethod",),
+    "a personal method (a subclass of fedalign.PersonalMethod)",
+)
+VALUATIONS = Registry(
+    "valuation",
+    {
+        "gtg-shapley": ("fedalign.ledger.gtg_shapley:GTGShapley", "Shapley values from sampled orders, with intervals"),
+        "exact": ("fedalign.ledger.exact:ExactShapley", "Shapley values from all coalitions of at most `most` clients"),
+        "leave-one-out": ("fedalign.ledger.exact:LeaveOneOut", "what is lost if one client is missing"),
+    },
+    ("fedalign:Valuation",),
+    "a valuation (a subclass of fedalign.Valuation)",
 )
 METRICS = Registry(
     "metric",

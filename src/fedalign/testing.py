@@ -23,6 +23,7 @@ from fedalign.protocol.messages import (
     Aggregated,
     Compare,
     Compared,
+    Cosines,
     Declined,
     Evaluate,
     Invite,
@@ -111,6 +112,10 @@ class MadeUpClients:
         """Return the cosine of every two free clients' updates beyond the priority clients' mean update."""
         return {pair: self._alike.get(pair, 0.2) for pair in combinations(clients, 2)}
 
+    def cosines(self, request: Cosines) -> dict[tuple[int, int], float]:
+        """Return the cosine of every two clients' updates; no two are copies unless ``alike`` says so."""
+        return {pair: self._alike.get(pair, 0.2) for pair in combinations(sorted(request.clients), 2)}
+
     def refusals(self, clients: Collection[int]) -> dict[int, str]:
         """Return the clients whose updates fail the server's checks, with the reasons."""
         return {k: why for k, why in self._refused.items() if k in clients}
@@ -135,6 +140,8 @@ class MadeUpClients:
             return Compared({k: self.similarity(k) for k in request.clients if k not in refused}, refused)
         if isinstance(request, Resemble):
             return self.resemblances(sorted(request.mix.shares.keys() - set(request.mix.anchor)))
+        if isinstance(request, Cosines):
+            return self.cosines(request)
         if isinstance(request, Aggregate):
             return self._aggregate(request)
         if isinstance(request, TrainAlone):

@@ -45,6 +45,14 @@ def test_an_update_that_equals_the_mean_is_like_no_other():
     assert resemblances(Mix({0: 0.4, 1: 0.3, 2: 0.3}, anchor=(0,)), given, torch.zeros(3), size=3) == {(1, 2): 0.0}
 
 
+def test_an_update_that_no_honest_client_sends_is_like_all():
+    given, received = models(3), torch.zeros(40)
+    given[4] = torch.full((40,), float("nan"))
+    found = resemblances(Mix(SHARES, anchor=(0, 1)), given, received, size=40)
+    assert (found[2, 4], found[3, 4]) == (1.0, 1.0)
+    assert found[2, 3] == resemblances(Mix(SHARES, anchor=(0, 1)), models(3), received, size=40)[2, 3]
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.floats(0.1, 3.0), st.floats(0.5, 8.0))
 def test_every_value_is_a_cosine(seed, step, within):

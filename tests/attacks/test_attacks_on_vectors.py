@@ -9,6 +9,7 @@ import fedalign as fa
 from fedalign.attacks.attack import Scene, Updates
 from fedalign.attacks.colluding import AtCosine, Blend, InnerProduct, LittleIsEnough, Mimic, MinMax, MinSum
 from fedalign.attacks.data import Backdoor, IrrelevantData, LabelFlip
+from fedalign.attacks.evasion import Decoys, Disguise
 from fedalign.attacks.updates import BadBuffers, Copied, Gaussian, NotFinite, Scaling, SignFlip, Zero
 from fedalign.registry import ATTACKS
 
@@ -174,3 +175,41 @@ def test_bad_options_are_refused(text, message):
 @pytest.mark.parametrize("name", ATTACKS.entries)
 def test_every_attack_of_the_registry_can_be_made(name):
     assert isinstance(fa.Adversary(name).attacks[0], fa.Attack)
+
+
+def test_disguised_updates_have_little_in_common_and_the_same_sum():
+    common = vectors(1, numbers=400)[0]
+    sent = Disguise(noise=2.0).send(Updates(dict.fromkeys(range(5), common), common[None]), SCENE)
+    rows = torch.stack(list(sent.values()))
+    assert torch.allclose(rows.mean(0), common)
+    cosines = torch.nn.functional.cosine_similarity(rows[:, None], rows[None], dim=-1)[~torch.eye(5, dtype=bool)]
+    assert cosines.max() < 0.3  # without noise 1
+    assert torch.allclose((rows - common).norm(dim=1).mean(), 2 * common.norm())
+    assert not torch.equal(rows, torch.stack(list(Disguise(noise=2.0).send(
+        Updates(dict.fromkeys(range(5), common), common[None]), Scene(3, 3, 10)).values())))  # fmt: skip
+
+
+def test_an_attacker_alone_has_nobody_to_hide_from():
+    own = {7: vectors(1)[0]}
+    assert Disguise().send(Updates(own, vectors(3)), SCENE) is own
+
+
+def test_decoys_are_like_honest_updates_and_the_others_stay_as_they_are():
+    honest, own = vectors(12, numbers=400), {k: vectors(1, 400, seed=k)[0] for k in range(100, 104)}
+    sent = Decoys(count=2).send(Updates(own, honest), SCENE)
+    assert all(sent[k] is own[k] for k in (102, 103))
+    apart = lambda rows: rows - honest.mean(0)  # noqa: E731
+    cosine = torch.nn.functional.cosine_similarity
+    usual = cosine(apart(honest)[:, None], apart(honest)[None], dim=-1).fill_diagonal_(-1).max()
+    for i, k in enumerate((100, 101)):
+        assert cosine(apart(sent[k])[None], apart(honest[i::2])).min() > usual
+        assert apart(sent[k]).norm() == pytest.approx(float(apart(honest).norm(dim=1).median()))
+
+
+def test_attackers_that_know_only_their_own_updates_send_the_stated_length():
+    own = {7: vectors(1)[0], 8: vectors(1, seed=1)[0]}
+    sent = AtCosine(cosine=0.01, length=3.0).send(Updates(own, torch.stack([own[7]] * 2)), SCENE)
+    assert float(sent[7].norm()) == pytest.approx(3 * float(own[7].norm()))
+    common = torch.stack(list(own.values()))
+    alone = AtCosine(cosine=0.01, length=3.0).send(Updates(own, common.mean(0)[None]), SCENE)
+    assert torch.allclose(alone[7] / alone[7].norm(), common.mean(0) / common.mean(0).norm())

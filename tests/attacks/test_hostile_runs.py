@@ -162,6 +162,14 @@ def test_the_engines_agree_under_attack(rule, kind):
         assert batched.attack_success == reference.attack_success
 
 
+def test_a_fraction_is_at_least_one_client_and_an_adversary_that_never_attacks_is_refused():
+    roster = federation().roster
+    assert len(hostile_clients(fa.Adversary("zero", fraction=0.01), roster, 0)) == 1
+    assert hostile_clients(fa.Adversary("zero", fraction=0.0), roster, 0) == frozenset()
+    with pytest.raises(fa.FedalignError, match=r"adversary.start is 500, but the run has 4 rounds: nobody attacks"):
+        simulate(fa.Adversary("zero", start=500), rounds=4)
+
+
 def test_without_hostile_clients_nothing_changes():
     for rule in ("all", "auto", "gradient"):
         runs = [simulate(None, rule)]

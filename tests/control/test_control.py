@@ -1,6 +1,8 @@
 """Early stopping, the best round, and runs that are resumed from Python."""
 
+import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedalign as fa
+from fedalign.callbacks import RunInfo
 from fedalign.cli import main
 from fedalign.experiments.store import RunStore
 from fedalign.simulation.spec import RunSpec
@@ -119,6 +122,21 @@ def test_goal_start_and_min_delta():
 def test_what_cannot_be_watched_is_refused(make, message):
     with pytest.raises(fa.FedalignError, match=message):
         simulate([make()])
+
+
+def test_a_model_that_diverges_has_no_metric_and_is_no_better():
+    whole = simulate(metrics=["f1"], rounds=2).history
+    broken = dataclasses.replace(whole.rounds[0], test_loss=math.nan, metrics={})
+    info = RunInfo("arm", seed=0, rounds=2, metrics=("f1",))
+    for watch in (fa.EarlyStopping("f1", 2), fa.BestRound("f1")):
+        watch.check(info)
+        watch.on_start(info)
+        assert not isinstance(watch, fa.BestRound) or not watch.wants_model(broken)
+        watch.on_round(broken, None)
+        assert watch.should_stop() is None
+    assert fa.History([broken, whole.rounds[1]]).values("f1")[0] is None
+    with pytest.raises(fa.FedalignError, match="no figure 'f2' in a round"):
+        whole.values("f2")
 
 
 @pytest.mark.parametrize("rule", [fa.Align(0.3), fa.Alone()])

@@ -37,10 +37,13 @@ kind = "logistic"
 [local]
 lr = 0.1
 epochs = 1
+[ledger]
+method = "gtg-shapley"
 [arm.wild]
 rule = "all"
 lr = 1e38
 """
+PERSONAL = '[personal]\nmethods = ["refine(epochs=1)"]\nsave = true\n'
 HOSTILE = '[adversary]\nkind = "backdoor"\nfraction = 0.4\n'
 
 
@@ -62,6 +65,8 @@ def paths(value, path=""):
         return found
     if isinstance(value, dict):
         place = NAMES.get(path.rpartition(".")[2].removesuffix("[]"))
+        if path in ("personal", "personal.ARM.free", "personal.ARM.priority", "[].personal"):
+            place = "ARM" if path == "personal" else "METHOD"
         for key, inner in value.items():
             found |= paths(inner, f"{path}.{place or key}".lstrip("."))
     elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
@@ -98,7 +103,7 @@ def test_paths_are_written_with_letters():
 
 @pytest.mark.slow
 def test_the_files_of_runs_have_the_keys_of_the_page(tmp_path):
-    Path("everything.toml").write_text(EVERYTHING + HOSTILE, encoding="utf-8")
+    Path("everything.toml").write_text(EVERYTHING + HOSTILE + PERSONAL, encoding="utf-8")
     assert cli.main(["run", "everything.toml", "--out", "all", "--device", "cpu", "--quiet"]) == 3
     clients = {name: blobs(40, k) for k, name in enumerate("abc")}
     labelled = {name: (x, ["no" if label % 2 else "yes" for label in y.tolist()]) for name, (x, y) in clients.items()}
@@ -113,6 +118,9 @@ def test_the_files_of_runs_have_the_keys_of_the_page(tmp_path):
     figures = [arm for summary in summaries for arm in summary.get("theory", {}).get("arms", {}).values()]
     compare("The theory in summary.json", *figures)
     compare("rounds.jsonl", *(record for path in Path().rglob("rounds.jsonl") for record in lines(path)))
+    ledgers = [lines(path) for path in Path("all").rglob("ledger.jsonl")]
+    assert "signature" not in ledgers[0][0]
+    compare("ledger.jsonl", *(row for own in ledgers for row in own), {"signature": ""})
     compare("clients.json", *(read(path) for path in Path("all").rglob("clients.json")))
     compare("stopped.json", *(read(path) for path in Path("all").rglob("stopped.json")))
     compare("diverged.json", *(read(path) for path in Path("all").rglob("diverged.json")))
@@ -120,7 +128,7 @@ def test_the_files_of_runs_have_the_keys_of_the_page(tmp_path):
     compare("config.toml", *(dict.fromkeys(table) for table in settings))
     known = {path.name for path in Path("all").rglob("*") if path.is_file() and path.suffix not in (".png", ".pdf")}
     text = PAGE.read_text(encoding="utf-8")
-    assert not [name for name in known if name not in text]
+    assert not [name for name in known if name.replace("refine", "METHOD") not in text]
 
 
 def test_the_status_of_a_federation_has_the_keys_of_the_page():

@@ -227,7 +227,7 @@ def test_data_of_ones_own(project, data):
         ("arm.half.rule=3", "arm.half.rule must be a text, not 3"),
         (
             "arm.half.cosine=0.1",
-            "arm.half.cosine is an option of the rule auto or fedalign-verified; mine:Half has no such option",
+            "arm.half.cosine is an option of the rule auto, blend or fedalign-verified; mine:Half has no such option",
         ),
         ("arm.half.shares=0.1", "unknown key arm.half.shares; did you mean 'share'?"),
         ("arm.half=3", "arm.half must be a section [arm.half], not 3"),

@@ -1,11 +1,14 @@
 """The red team: its runs, what aggregators are told, its output, interruption and resuming."""
 
 import csv
+import itertools
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import fedalign as fa
 from fedalign import cli
@@ -229,6 +232,24 @@ def test_the_heat_map_has_a_cell_for_each_rule_and_fraction():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["all", "auto"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["no attack", "25 % hostile", "50 % hostile"]
     assert len(axes.texts) == 12
+
+
+def test_no_text_of_the_heat_map_hides_another_or_is_cut():
+    small = team(rules=["all", "auto"])
+    rows = table_of(small, {case: Figures((0.5,) * 10) for case in small.cases()})
+    worst = [
+        replace(one, rule=rule, gain=-78.44, worst_seed=-78.46)
+        for one in worst_cases(rows)
+        if one.rule == "auto"
+        for rule in ("all", "all+geometric-median")
+    ]
+    figure = heat_map(worst, "title")
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    texts = [*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label]
+    boxes = [text.get_window_extent() for text in texts]
+    assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+    assert all(figure.bbox.containsx(x) for box in boxes for x in (box.x0, box.x1))
 
 
 def test_black_text_can_be_read_on_all_colours():

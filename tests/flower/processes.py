@@ -35,6 +35,21 @@ def free_port():
         return s.getsockname()[1]
 
 
+def proxy_config(folder, keys, listen, superlink):
+    """Return examples/flower/nginx.conf with other folders and ports."""
+    text = (ROOT / "examples" / "flower" / "nginx.conf").read_text()
+    for old, new in (
+        ("listen 9000", f"listen 127.0.0.1:{listen}"),
+        ("127.0.0.1:8000", f"127.0.0.1:{superlink}"),
+        ("/etc/fedalign/", f"{keys}/"),
+        ("/run/", f"{folder}/"),
+        ("/var/log/", f"{folder}/"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
 def descendants(number):
     """Give the numbers of the processes that one started, and those started in turn."""
     children = {}
@@ -125,17 +140,7 @@ class Federation:
 
     def nginx(self):
         """Start the reverse proxy of examples/flower, with this federation's folders and ports."""
-        text = (ROOT / "examples" / "flower" / "nginx.conf").read_text()
-        for old, new in (
-            ("listen 9000", f"listen 127.0.0.1:{self.proxy}"),
-            ("127.0.0.1:8000", f"127.0.0.1:{self.port}"),
-            ("/etc/fedalign/", f"{self.keys}/"),
-            ("/run/", f"{self.folder}/"),
-            ("/var/log/", f"{self.folder}/"),
-        ):
-            assert old in text
-            text = text.replace(old, new)
-        (self.folder / "nginx.conf").write_text(text)
+        (self.folder / "nginx.conf").write_text(proxy_config(self.folder, self.keys, self.proxy, self.port))
         self.start("nginx", NGINX, "-c", self.folder / "nginx.conf", "-p", self.folder, "-g", "daemon off;")
 
     def node(self, name, **config):

@@ -1,5 +1,6 @@
 """The federation over Flower's messages, with the ClientApps called in this process: no network, all the logic."""
 
+import base64
 import re
 import tomllib
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_a_free_node_that_says_priority_is_free(federation, tmp_path):
     _, server = federation(nodes=nodes, rule="fedalign")
     server().run()
     assert [c.priority for c in history(tmp_path)[0].clients] == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("unknown", ["refuse", "free"])
+def test_a_node_whose_key_is_none_is_left_out_and_reported_once(federation, tmp_path, caplog, keys, unknown):
+    point = b"ecdsa-sha2-nistp256 " + base64.b64encode(
+        b"".join(
+            len(part).to_bytes(4, "big") + part for part in (b"ecdsa-sha2-nistp256", b"nistp256", b"\2" + bytes(32))
+        )
+    )  # of which the reader says that it has not implemented it
+    grid, server = federation(rule="all", rounds=2, warmup=0.0)
+    entries = RosterFile.read(tmp_path / "roster.toml").entries
+    RosterFile(entries, unknown).write(tmp_path / "roster.toml")
+    grid.keys = [*keys[:4], b"\x1b[2J junk", point]
+    server().run()
+    assert [c.decision for c in history(tmp_path)[1].clients] == ["trained"] * 2 + ["admitted"] * 2 + ["absent"] * 2
+    said = [r.getMessage() for r in caplog.records if "takes no part" in r.getMessage()]
+    assert [line.split(":")[0] for line in said] == ["node 104 takes no part", "node 105 takes no part"]
+    assert "this is not a public key: b'\\x1b[2J junk'" in said[0]
 
 
 def test_unknown_keys_are_refused_or_free(federation, tmp_path, keys):
@@ -214,9 +233,11 @@ def test_a_lost_free_node_is_lost_and_no_more(federation, tmp_path):
     grid.tamper[3] = fall
     server().run()
     clients = [r.clients[3] for r in history(tmp_path)[1:]]  # the first is the warm-up
-    assert [c.decision for c in clients] == ["lost", "lost", "admitted", "admitted"]
+    assert [c.decision for c in clients] == ["lost", "lost", "absent", "absent"]  # both count as misses
     assert clients[0].reason == "its node has stopped answering"
     assert clients[1].reason == "no answer in 0.3 s"
+    assert clients[2].reason == "benched for 2 more rounds: no answer in 0.3 s"
+    assert {c.decision for r in history(tmp_path)[1:] for c in r.clients[4:]} == {"admitted"}
 
 
 def test_a_lost_priority_node_pauses_the_run_which_goes_on(federation, tmp_path):

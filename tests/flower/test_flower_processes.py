@@ -198,7 +198,7 @@ def test_the_warm_process_leaves_nothing(tmp_path, end):
 
 
 def test_killed_nodes_are_lost_and_the_quorum_decides(running, ended):
-    # A round goes on when site 0 and three of the four free nodes have answered, and five seconds have passed.
+    # A round goes on when site 0 and three of the four free nodes have answered, and the grace time has passed.
     patience = {"quorum": 0.4, "free-part": 0.75, "grace": 5.0}
     running.run("faults", rule="all", rounds=2, warmup=0.0, **patience)
     running.wait_for(lambda: len(running.history("faults")) >= 1, what="round 1")

@@ -95,6 +95,21 @@ def test_settings_bring_no_code_to_an_allowed_app(message, bundle):
     assert passed(Policy(), message, bundle, data="os:abort")[0]  # who names no apps trusts the operator
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"client_steps": r'[{ kind = "subprocess\u003agetoutput", cmd = "ls" }]'},
+        {"aggregator": r"nnm(f=1, then='subprocess\x3agetoutput')"},
+        {"aggregator": "nnm(f=1, then='subprocess' ':getoutput')"},
+        {"aggregator": "nnm(f=1, then='subprocess:' 'getoutput')"},
+    ],
+)
+def test_no_name_of_code_is_hidden_in_the_notation(message, bundle, hidden):
+    policy = Policy(apps=hashlib.sha256(bundle).hexdigest())
+    assert not passed(policy, message, bundle, **hidden)[0]
+    assert passed(policy, message, bundle, device="cuda:0", aggregator="trimmed-mean(trim=0.2)")[0]
+
+
 def test_a_context_has_the_owners_config():
     changed = SimpleNamespace(node_config={"opt-out": False})
     pull = with_config(lambda client: ("message", changed, "run", "bundle"), {"max-loss": 1.0})

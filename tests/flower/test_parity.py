@@ -8,9 +8,11 @@ import sys
 
 import in_process
 import pytest
+import torch
 from flwr.common.config import flatten_dict, get_project_config
 from in_process import history, weights
 from parity import assert_same, assert_same_weights, both_ways, over_flower
+from safetensors.torch import save_file
 
 import fedalign as fa
 from fedalign import registry
@@ -225,6 +227,7 @@ def test_metrics_of_a_regression(federation, tmp_path):
 MINE = """
 import fedalign as fa
 from mine_helper import WIDTH
+from mine_of_parity.chosen import STEP
 
 
 class Half(fa.Rule):
@@ -232,7 +235,7 @@ class Half(fa.Rule):
         return own.loss <= broadcast.loss + WIDTH
 
     def select(self, offers, broadcast):
-        return fa.Selection(tuple(sorted(offers))[1::2])
+        return fa.Selection(tuple(sorted(offers))[1::STEP])
 """
 EXPERIMENT = """
 rounds = 3
@@ -243,7 +246,9 @@ client_steps = ["clip(length=5.0)"]
 data = { kind = "synth", priority = 2, free = 4, samples = 60, test_samples = 60 }
 model = { kind = "mlp", hidden = [12] }
 local = { lr = { schedule = "piecewise", pieces = [[0, 0.1], [2, 0.05]] }, steps = 5, batch_size = 20 }
-arm.half = { rule = "mine_of_parity:Half", warmup = 1 }
+participation = { kind = "trace", path = "trace.csv", repeat = true }
+start = "start.safetensors"
+arm.half = { rule = "mine_of_parity.rules:Half", warmup = 1 }
 """
 
 
@@ -251,9 +256,16 @@ def test_an_app_of_an_experiment_runs_as_its_simulation(federation, tmp_path, mo
     """What ``fedalign flower new --from`` writes is read as Flower reads it, and run."""
     home, app = tmp_path / "home", tmp_path / "of-parity"
     home.mkdir()
-    (home / "mine_of_parity.py").write_text(MINE)
+    (home / "mine_of_parity").mkdir()
+    (home / "mine_of_parity" / "__init__.py").write_text("")
+    (home / "mine_of_parity" / "rules.py").write_text(MINE)
+    (home / "mine_of_parity" / "chosen.py").write_text("STEP = 2\n")
     (home / "mine_helper.py").write_text("WIDTH = 2\n")
+    (home / "trace.csv").write_text("round,client\n0,0\n0,1\n0,3\n0,5\n1,0\n1,1\n1,2\n1,4\n")
     (home / "mine.toml").write_text(EXPERIMENT)
+    layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 12), torch.nn.ReLU(), torch.nn.Linear(12, 10))
+    save_file(layers.state_dict(), home / "start.safetensors")
+    monkeypatch.chdir(home)  # the paths are relative to it
     assert main(["flower", "new", str(app), "--from", str(home / "mine.toml")]) == 2
     assert "mine has the arms priority, half, local; choose one with --arm" in capsys.readouterr().err
     assert main(["flower", "new", str(app), "--from", str(home / "mine.toml"), "--arm", "half"]) == 0
@@ -261,11 +273,54 @@ def test_an_app_of_an_experiment_runs_as_its_simulation(federation, tmp_path, mo
     experiment = load(str(home / "mine.toml"), {"arms": ["half"], "device": "cpu"})
     ((_, _, spec),) = experiment.specs()
     (expected,) = simulate_many([spec], experiment.model, device="cpu", **experiment.engine_options())
-    for name in ("mine_of_parity", "mine_helper"):
+    for name in ("mine_of_parity", "mine_of_parity.rules", "mine_of_parity.chosen", "mine_helper"):
         monkeypatch.delitem(sys.modules, name)  # those of the app are meant
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(app), *(path for path in sys.path if path != str(home))])
     config = flatten_dict(get_project_config(app)["tool"]["flwr"]["app"]["config"])
     config |= {"roster": str(tmp_path / "roster.toml"), "device": "cpu", "wait": 0.0, "timeout": 0.3}
     over_flower(federation, tmp_path, config)
     assert_same(history(tmp_path), expected.history.rounds)
     assert_same_weights(weights(tmp_path), expected.model)
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "said"),
+    [
+        ("personal = ['refine', 'fedfomo']", "app", "the personal method fedfomo sends clients' models to other"),
+        ("arm.auto = { rule = 'auto', personal = ['fedfomo'] }", "app", "the personal method fedfomo sends clients'"),
+        ("", "mine-alone", "the app would have the name of your module 'mine_alone'; choose another folder"),
+    ],
+)
+def test_an_app_that_could_not_run_is_not_made(tmp_path, monkeypatch, capsys, line, name, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_alone.py").write_text("def loss(outputs, targets):\n    return (outputs.sum(1) - targets) ** 2\n")
+    (tmp_path / "mine.toml").write_text(
+        f"arms = ['auto']\nloss = 'mine_alone:loss'\nmodel = 'logistic'\n{line}\n"
+        "data = { kind = 'synth', priority = 1, free = 1 }\nlocal = { lr = 0.1, epochs = 1 }\n"
+    )
+    assert main(["flower", "new", name, "--from", "mine.toml"]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "believes", "bounded"),
+    [
+        ("", True, False),
+        ("server_steps = ['length-bound(times=3)']", True, True),
+        ("trust = 'verify'", False, True),
+        ("arm.auto = { rule = 'auto', trust = 'verify' }", False, True),
+        ("trust = 'verify'\narm.auto = { rule = 'auto', trust = 'report' }", True, False),
+    ],
+)
+def test_a_new_app_that_believes_free_clients_says_so(tmp_path, monkeypatch, capsys, line, believes, bounded):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(
+        f"arms = ['auto']\nmodel = 'logistic'\n{line}\n"
+        "data = { kind = 'synth', priority = 1, free = 1 }\nlocal = { lr = 0.1, epochs = 1 }\n"
+    )
+    assert main(["flower", "new", "app", "--from", "mine.toml"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("believes what free clients report" in said) == believes
+    assert ("no bound on the length of their updates, so none is in force; consider longest = 10.0" in said) != bounded

@@ -1,6 +1,8 @@
 """A client's own limits hold for every rule and role, before anything is measured, and are recorded with a reason."""
 
 import json
+import os
+import sys
 
 import in_process
 import pytest
@@ -9,11 +11,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from in_process import history
 
 import fedalign as fa
+from fedalign.flower import start_node
 from fedalign.flower.client_app import app
+from fedalign.flower.gate import foreign_code
+from fedalign.flower.node_config import node_config
 from fedalign.flower.policy import Policy
 from fedalign.rules.rule import Broadcast, Measure
 
 federation, keys = in_process.federation, in_process.keys
+HASH = "a" * 64
 OWN, TOLD = Measure(1.4, 0.5, 10), Broadcast(3, 1.0, 0.6, 0.5)
 
 
@@ -73,7 +79,18 @@ def test_rounds_a_day(tmp_path):
         ({"max-epsilom": 0.5}, "unknown key 'max-epsilom'; did you mean 'max-epsilon'"),
         ({"opt_out": True}, "unknown key 'opt_out'; did you mean 'opt-out'"),
         ({"rounds-per-day": 3}, "unknown key 'rounds-per-day'; did you mean 'rounds-a-day'"),
+        ({"policy.opt-out": True}, "unknown key 'policy.opt-out'; did you mean 'opt-out'"),
+        ({"site.limits.maxLoss": 2.0}, "unknown key 'site.limits.maxLoss'; did you mean 'max-loss'"),
+        ({"allowed-apps": HASH}, "unknown key 'allowed-apps', which looks like a limit; the limits are opt-out, "),
+        ({"trusted.apps2": HASH}, "did you mean 'apps'"),
+        ({"eps": 0.1}, "unknown key 'eps', which looks like a limit"),
+        ({"optin": False}, "unknown key 'optin', which looks like a limit"),
+        ({"no-train": True}, "unknown key 'no-train', which looks like a limit"),
+        ({"lossLimit": 2.0}, "unknown key 'lossLimit', which looks like a limit.* may begin with data-"),
+        ({"daily_rounds": 3}, "unknown key 'daily_rounds', which looks like a limit"),
         ({"apps": "abc"}, "apps must be SHA-256 hashes, .* not 'abc'"),
+        ({"apps": ""}, "apps name no app"),
+        ({"apps": " , "}, "apps name no app"),
     ],
 )
 def test_wrong_limits_are_refused(config, said):
@@ -83,7 +100,41 @@ def test_wrong_limits_are_refused(config, said):
 
 def test_keys_of_the_data_function_are_its_own():
     config = {"partition-id": 1, "priority": True, "samples": 3.0, "data-max-loss": 3, "site": "a"}
-    assert Policy.read(config) == Policy()
+    words = ("num-partitions", "path", "folder", "name", "csv", "files.images", "data-opt.out", "mapping", "maxima")
+    assert Policy.read(config | dict.fromkeys(words, "x")) == Policy()
+
+
+@pytest.mark.parametrize("second", ["--node-config=partition-id=1", "--node-conf=partition-id=1"])
+def test_a_second_config_does_not_replace_the_limits_of_the_first(second):
+    with pytest.raises(fa.FedalignError, match="--node-config is given twice"):
+        node_config(["--insecure", "--node-config", "opt-out=true", second])
+
+
+def test_a_table_of_a_toml_file_does_not_hide_a_limit(tmp_path):
+    (tmp_path / "node.toml").write_text("partition-id = 1\n[policy]\nopt-out = true\n")
+    with pytest.raises(fa.FedalignError, match=r"unknown key 'policy\.opt-out'; did you mean 'opt-out'"):
+        Policy.read(node_config(["--node-config", str(tmp_path / "node.toml")]))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("partition-id=1 cache-mb=5", "fedalign: no limits"),
+        (
+            f'opt-out=true max-epsilon=0.5 max-loss=2.0 rounds-a-day=20 log="x" apps="{"a" * 64} {"b" * 64}"',
+            "fedalign: limits in force: opt-out=true, max-epsilon=0.5, max-loss=2, rounds-a-day=20, apps (2)",
+        ),
+    ],
+)
+def test_a_node_says_at_the_start_which_limits_are_in_force(tmp_path, monkeypatch, capfd, config, said):
+    started = []
+    monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
+    start_node.node(["--insecure", "--node-config", config])
+    assert started[0][-1] == config
+    assert capfd.readouterr().err.splitlines() == [said]
 
 
 def test_apps_are_checked_by_their_hash():
@@ -134,6 +185,21 @@ def test_an_opted_out_node_does_not_even_load_its_data(kind, monkeypatch):
     reply = app(message, context)
     assert reply.has_error()
     assert reply.error.reason == "opted out"
+
+
+@pytest.mark.parametrize("key", ["callbacks", "trackers", "track"])
+def test_code_for_the_server_is_not_imported_on_a_node(key, tmp_path, monkeypatch):
+    for name in ("task", "run", "node"):  # which Flower sets in an app's process
+        monkeypatch.setattr(TaskIdentity, f"_{name}_id", 1)
+    (tmp_path / "planted.py").write_text("class Callback:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"model": "in_process:model", "data": "in_process:data", key: "planted:Callback"}
+    assert foreign_code(config, {"data": config["data"], "model": config["model"]}) is None  # the gate lets it pass
+    message = Message(RecordDict(), 1, "query.hello")
+    message.metadata.__dict__["_message_id"] = "message"
+    reply = app(message, Context(1, 1, {"partition-id": 3}, RecordDict(), config))
+    assert "planted" not in sys.modules
+    assert reply.content["samples"]["train"] > 0
 
 
 def test_a_priority_node_keeps_its_limits(federation, tmp_path):

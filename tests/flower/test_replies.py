@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 import types
 
 import in_process
@@ -10,6 +11,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import Metadata, ObjectTree, PullObjectResponse
+from flwr.proto.recorddict_pb2 import MetricRecord as MetricRecordProto
+from flwr.proto.recorddict_pb2 import MetricRecordValue, SintList
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
 from flwr.superlink.grid.http_grid import HttpGrid
@@ -136,6 +139,22 @@ def test_a_stranger_cannot_fill_the_record_with_metrics(federation, tmp_path):
     assert record.metrics["f1"].clients[0] is not None
 
 
+def test_metrics_that_are_too_large_to_be_summed_do_not_end_the_run(federation, tmp_path):
+    def boast(reply, message):
+        if "metrics" in reply.content:
+            reply.content["metrics"] = MetricRecord({"f1": 1.7e308, "f1.a": float("nan"), "f1.b": -float("inf")})
+        return reply
+
+    grid, server = federation(rule="all", rounds=2, warmup=0.0, metrics="f1")
+    grid.tamper |= dict.fromkeys((3, 4, 5), boast)
+    server().run()
+    for record in history(tmp_path):
+        values = record.metrics["f1"]
+        assert values.clients[3:] == (None,) * 3
+        assert values.free == values.clients[2]
+        assert record.metrics.keys() == {"f1"}
+
+
 scalars = st.one_of(
     st.integers(), st.floats(), st.booleans(), st.text(), st.binary(max_size=20), st.none(), st.just(object())
 )
@@ -249,6 +268,59 @@ def test_a_reply_is_not_fetched_beyond_the_limit(honest):
     grid = SuperLink({"asked": tree_of(head, [ObjectTree(object_id=f"{i:064}") for i in range(100_000)])})
     assert pulled(grid)["asked"].reason == "its reply has more than 64 parts"
     assert grid.fetched == 0
+
+
+def with_record(kind, body):
+    """Give the tree and the objects of a reply with one record, or array, of these bytes."""
+    contents, tree = [], None
+    for name, inner in (
+        (kind, body),
+        ("RecordDict", b'{"measures": ""}'),
+        ("Message", MessageProto().SerializeToString()),
+    ):
+        child = tree.object_id if tree else ""
+        contents.append(f"{name} {child} {len(inner)}\0".encode() + inner)
+        tree = tree_of(contents[-1], [tree] if tree else [])
+    return tree, {get_object_id(content): content for content in contents}
+
+
+LISTS = b'{"arraychunk_ids": [%s[]]}' % (b"[]," * 1_700_000)
+METRICS = MetricRecordProto(
+    items=[
+        MetricRecordProto.Item(key="own.tempered", value=MetricRecordValue(sint_list=SintList(vals=[1] * 5_000_000)))
+    ]
+).SerializeToString()
+
+
+@pytest.mark.parametrize(("kind", "body"), [("Array", LISTS), ("MetricRecord", METRICS), ("ArrayRecord", LISTS)])
+def test_words_are_limited_before_they_are_decoded(kind, body):
+    largest = 80_000_000  # of a model of 10 million parameters
+    tree, objects = with_record(kind, body)
+    grid = SuperLink({"asked": tree})
+    grid.objects = objects
+    tracemalloc.start()
+    try:
+        reply = pulled(grid, largest)["asked"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reply.reason == f"its reply has more than {1 << 20} bytes besides arrays"
+    assert peak < 3 * len(body)  # a copy of the fetched object
+
+
+def test_words_beside_a_piece_of_an_array_are_limited(honest):
+    head = b"ArrayChunk %s 3\0abc" % (b"," * (1 << 20))
+    grid = SuperLink({"asked": tree_of(head)})
+    grid.objects = {get_object_id(head): head}
+    assert "bytes besides arrays" in pulled(grid, 1 << 30)["asked"].reason
+
+
+@pytest.mark.parametrize("kind", [kind for kind, records in RECORDS.items() if ArrayRecord not in records.values()])
+def test_only_replies_that_have_a_model_may_have_arrays(honest, kind):
+    grid = SuperLink({"asked": get_object_tree(honest)})
+    grid.objects = {number: found.deflate() for number, found in get_all_nested_objects(honest).items()}
+    reply = dict(Inbox(grid, 1 << 30).pull(["asked"], kind, 1.0))["asked"]
+    assert reply.reason == "the arrays of its reply have more than 0 bytes"
 
 
 def test_a_reply_that_would_grow_is_refused_before_it_does(honest):

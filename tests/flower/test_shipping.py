@@ -1,5 +1,6 @@
 """What crosses the wire: models by name, packed, rounded; caches that lose models; nodes that say so for no reason."""
 
+import os
 import shutil
 
 import in_process
@@ -10,6 +11,10 @@ from in_process import DATA, history, model, weights
 
 import fedalign as fa
 from fedalign.flower.model_cache import ModelCache, cache_folder, digest
+from fedalign.flower.packing import Packing
+from fedalign.flower.parcels import MissingModelError, Parcel, get_parcels, put_parcels
+from fedalign.flower.settings import Settings
+from fedalign.flower.shipping import _size
 
 federation, keys = in_process.federation, in_process.keys
 ALL = {"compress": True, "cache": True}
@@ -83,6 +88,27 @@ def test_a_model_is_sent_once(federation, tmp_path):
     assert [r.models_up for r in history(tmp_path)] == [
         sum(c.decision in ("trained", "admitted", "refused") for c in r.clients) for r in history(tmp_path)
     ]
+
+
+@pytest.mark.parametrize("settings", [ALL, {"compress": False, "cache": False}])
+def test_what_was_not_sent_to_a_busy_node_is_not_counted(federation, tmp_path, settings):
+    grid, server = federation(rule="all", warmup=0.0, rounds=2, timeout=600.0, **settings)
+    grid.delays = {(k, "train"): 10.0 for k in range(5)} | {(5, "train"): 1e9}
+    made, counted, ends = server(grid.timer), [], [0]
+    keep = made._keep
+
+    def kept(done, seconds):
+        keep(done, seconds)
+        sent = [m.content for m in grid.sent[ends[-1] :] if "models" in m.content or "model" in m.content]
+        models = sum(sum(content["models"]["sent"]) if "models" in content else 1 for content in sent)
+        counted.append((models, sum(map(_size, sent))))
+        ends.append(len(grid.sent))
+
+    made._keep = kept
+    made.run()
+    rounds = history(tmp_path)
+    assert rounds[1].clients[5].reason == "it is still busy with an earlier message"
+    assert [(r.models_down, r.bytes_down) for r in rounds] == counted
 
 
 def test_autoalign_sends_each_candidate_once(federation, tmp_path):
@@ -217,3 +243,48 @@ def test_the_cache_is_limited_and_private(tmp_path):
     (tmp_path / "file").write_text("")
     ModelCache(tmp_path / "file" / "models", limit=2500).put(digest(models[0]), models[0])  # cannot be made
     assert cache_folder({"CACHE_DIRECTORY": "/var/cache/a:/b"}).as_posix() == "/var/cache/a/models"
+
+
+def test_no_file_outside_the_cache_is_read_or_removed(tmp_path):
+    cache = ModelCache(tmp_path / "cache", limit=10_000)
+    cache.put(digest(torch.ones(3)), torch.ones(3))  # makes the folder
+    victim = tmp_path / "victim"
+    victim.write_bytes(bytes(12))
+    packing = Packing.of(Settings.read({"model": "in_process:model", "data": "in_process:data"}))
+    for name in (str(victim), "../victim", "cache/../../victim", "A" * 64, "0" * 64 + "\n", ".", ""):
+        assert cache.get(name, torch.float32) is None
+        cache.put(name, torch.ones(3))
+        for parcel in (Parcel(name), Parcel("0" * 64, base=name, data=b"")):
+            content = RecordDict()
+            put_parcels(content, [parcel])
+            if parcel.name == name or name:  # a model without a base has an empty one
+                with pytest.raises(fa.FedalignError, match="by something else than its SHA-256"):
+                    get_parcels(content, packing, cache)
+    assert victim.read_bytes() == bytes(12)
+    assert [path.name for path in cache._folder.iterdir()] == [digest(torch.ones(3))]
+    content = RecordDict()
+    put_parcels(content, [Parcel("0" * 64)])
+    with pytest.raises(MissingModelError):  # a digest that no file has
+        get_parcels(content, packing, cache)
+
+
+def test_only_regular_files_within_the_limit_are_read(tmp_path):
+    cache = ModelCache(tmp_path, limit=1000)
+    model = torch.ones(100)
+    kept = tmp_path.parent / "elsewhere"
+    cache.put(digest(model), model)
+    (tmp_path / digest(model)).rename(kept)
+    (tmp_path / digest(model)).symlink_to(kept)
+    assert cache.get(digest(model), torch.float32) is None
+    cache.put(digest(model), model)  # in place of the link
+    assert torch.equal(cache.get(digest(model), torch.float32), model)
+    assert kept.exists()
+    (tmp_path / ("1" * 64)).symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / ("2" * 64))
+    (tmp_path / ("3" * 64)).write_bytes(bytes(1001))
+    (tmp_path / ("4" * 64)).mkdir()
+    for digit in "1234":
+        assert cache.get(digit * 64, torch.float32) is None
+        assert os.path.lexists(tmp_path / (digit * 64))
+    cache.put(digest(torch.ones(3)), torch.ones(3))
+    assert cache.get(digest(torch.ones(3)), torch.float64) is None  # 12 bytes are no float64

@@ -49,7 +49,7 @@ def failed_run(running, name, **settings):
 @pytest.fixture(scope="module")
 def ended(running):
     """A run of six rounds, and a second server that was started on its folder meanwhile."""
-    slow = {"rule": "all", "warmup": 0.0, "rounds": 6, "free-part": 0.5, "grace": 1.0}
+    slow = {"rule": "all", "warmup": 0.0, "rounds": 6, "free-part": 0.5, "grace": 5.0}  # the default
     running.run("slow", **slow)
     running.wait_for(lambda: len(running.history("slow")) >= 1, what="round 1")
     second = failed_run(running, "slow", resume=str(running.folder / "slow"), **slow)

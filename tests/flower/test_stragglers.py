@@ -5,7 +5,7 @@ The clock is a fake one: the server's pauses move it, and nodes answer after del
 
 import in_process
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from in_process import history
 
 from fedalign.flower.audit import read
@@ -75,6 +75,23 @@ def test_a_slow_volunteer_does_not_double_a_round_and_is_benched(slow, tmp_path)
     assert {e["client"] for e in events} == {"site-5"}
     told = [m for m in grid.sent if m.metadata.message_type == "query.benched"]
     assert [(m.metadata.dst_node_id, m.content["task"]["rounds"]) for m in told] == [(105, 2), (105, 4)]
+
+
+def test_a_straggler_does_not_double_a_short_round(slow, tmp_path):
+    quick = {(k, "train"): 2.0 for k in range(6)} | {(k, "evaluate"): 0.2 for k in range(6)}
+    honest = slow(quick, out=str(tmp_path / "honest")).seconds
+    grid = slow({**quick, (5, "train"): NEVER}, rounds=3)
+    assert decisions(history(tmp_path), 5)[0] == "lost"
+    assert all(mine < 2 * theirs + 0.5 for mine, theirs in zip(grid.seconds, honest, strict=True))
+
+
+def test_a_priority_client_is_given_the_whole_grace_time(slow, tmp_path):
+    short = {(k, "train"): 1.0 for k in range(6)} | {(k, "evaluate"): 0.5 for k in range(6)}
+    slow(short | {(0, "train"): 5.0, (5, "train"): 5.0}, quorum=0.4, rounds=2)
+    rounds = history(tmp_path)
+    assert decisions(rounds, 0) == ["trained"] * 2
+    slow(short | {(5, "train"): 5.0}, quorum=0.4, rounds=2, out=str(tmp_path / "free"))
+    assert decisions(history(tmp_path, "free"), 5) == ["lost"] * 2
 
 
 def test_a_benched_node_says_so_in_its_log(federation, tmp_path):
@@ -162,16 +179,70 @@ def test_the_metrics_of_a_slow_client_are_missing(slow, tmp_path):
     assert None not in values[:5]
 
 
-def test_who_answers_again_is_forgiven_step_by_step():
+def hangs_every(period):
+    """Give what makes a node leave out every so manieth round of training, the first one included."""
+    asked = []
+
+    def tampered(reply, message):
+        if message.metadata.message_type != "train":
+            return reply
+        asked.append(1)
+        return None if len(asked) % period == 1 else reply
+
+    return tampered
+
+
+@pytest.mark.parametrize("period", [2, 3, 5])
+def test_a_majority_that_hangs_now_and_then_costs_the_deadline_once_and_is_benched(slow, tmp_path, period):
+    rounds, deadline = 30, 100.0
+    honest = slow(out=str(tmp_path / "honest"), rounds=rounds).seconds
+    grid = slow(tamper={k: hangs_every(period) for k in (3, 4, 5)}, free_timeout=deadline, rounds=rounds)
+    assert grid.seconds[0] < honest[0] + deadline + 5
+    assert all(mine < 2 * theirs for mine, theirs in zip(grid.seconds[1:], honest[1:], strict=True))
+    assert sum(grid.seconds) < sum(honest) + deadline + 10 * 10  # the grace time, less and less often
+    for k in (3, 4, 5):
+        found = decisions(history(tmp_path), k)
+        assert found.count("lost") <= 8  # it is benched for 2, 4, 8 … rounds
+        assert found.count("absent") >= 10
+    assert decisions(history(tmp_path), 2) == ["admitted"] * rounds
+
+
+def test_what_flower_says_of_a_node_that_did_not_answer_counts_as_a_miss(slow, tmp_path):
+    def gone(reply, message):  # the SuperLink's clock may run out a moment before the server's
+        return Message(Error(3, "unavailable"), reply_to=message) if "model" in reply.content else reply
+
+    slow(tamper={5: gone}, rounds=3)
+    assert decisions(history(tmp_path), 5) == ["lost", "lost", "absent"]
+    assert history(tmp_path)[2].clients[5].reason == "benched for 2 more rounds: no answer in 600 s"
+
+
+def test_who_sends_what_cannot_be_read_is_benched(slow, tmp_path):
+    def odd(reply, message):
+        if message.metadata.message_type == "train":
+            reply.content["extra"] = MetricRecord()
+        return reply
+
+    slow(tamper={0: odd, 5: odd}, rounds=3, quorum=0.3)
+    assert decisions(history(tmp_path), 5) == ["refused", "refused", "absent"]
+    assert "unexpected record 'extra'" in history(tmp_path)[2].clients[5].reason
+    assert decisions(history(tmp_path), 0) == ["refused"] * 3  # a priority client
+
+
+def test_a_score_rises_with_each_miss_and_falls_with_each_answer():
     bench = Bench()
-    for round in (0, 1):
-        bench.note(round, {7: "late"}, [])
-    assert bench.at(3).keys() == {7}
-    assert bench.at(4) == {}
-    assert bench.note(4, {}, [7]) == {}
-    assert bench.note(5, {7: "late"}, []) == {}  # as if it were the first time
+    assert bench.note(0, {7: "late"}, []) == {}
+    for round in range(1, 17):
+        assert not bench.is_reliable(7)
+        assert bench.note(round, {}, [7, 8]) == {}
+    assert bench.is_reliable(7)
+    assert bench.note(17, {7: "late"}, []) == {}  # as if it were the first time
+    for round in range(18, 33):
+        bench.note(round, {}, [7])
+    assert bench.note(33, {7: "late"}, [])[7].rounds == 2
+    assert bench.at(35).keys() == {7}
+    assert bench.at(36) == {}
     lengths = []
-    for round in range(6, 260):
+    for round in range(36, 260):
         if not bench.at(round):
             lengths += [one.rounds for one in bench.note(round, {7: "late"}, []).values()]
-    assert lengths == [2, 4, 8, 16, 32, 64, 64, 64]
+    assert lengths == [4, 8, 16, 32, 64, 64, 64]

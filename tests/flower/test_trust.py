@@ -64,7 +64,9 @@ def test_a_deployment_verifies_unless_told_otherwise():
     assert isinstance(Settings.read({**config, "rule": "priority"}).make_rule(), fa.PriorityOnly)
     own = Settings.read({**config, "rule": "fedalign-verified(length=1.5)", "trust": "report"}).make_rule()
     assert (own.length, own.match_on, type(own.rule)) == (1.5, "heldout", fa.Everyone)
-    with pytest.raises(fa.FedalignError, match="trust must be"):
+    tight = Settings.read({**config, "trust": "verify(within=4.0)"}).make_rule()
+    assert (tight.within, tight.cosine, tight.rule) == (4.0, Settings.read(config).cosine, inner)
+    with pytest.raises(fa.FedalignError, match="trust is 'none'; choose"):
         Settings.read({**config, "trust": "none"})
 
 

@@ -1,6 +1,7 @@
 """The paper's figures: running them, the page, and verdicts on made-up results."""
 
 import json
+import shutil
 
 import pytest
 from conftest import interrupted_before
@@ -9,6 +10,7 @@ from fedalign.cli import main
 from fedalign.errors import FedalignError
 from fedalign.paper.compact import compact, data_name, read_all, rounds_to_reach
 from fedalign.paper.figures import FIGURES
+from fedalign.paper.readings import READINGS
 from fedalign.paper.runs import jobs
 from fedalign.paper.verdicts import judge
 from fedalign.protocol.records import History, RoundRecord
@@ -152,3 +154,46 @@ def test_rounds_to_reach():
     assert rounds_to_reach(climbing, 0.5) == 8  # the mean of rounds 3 to 7 is 0.5
     assert rounds_to_reach(climbing, 0.95) is None
     assert rounds_to_reach(climbing, None) is None
+
+
+def test_the_page_judges_figure_three_with_refinement(figure_two, tmp_path):
+    folder = tmp_path / "summaries"
+    shutil.copytree(figure_two / "summaries", folder)
+    (folder / "personal").mkdir()
+    shared = {"arm": "all", "model": "shared", "accuracy": 50.0, "alone": 60.0, "better_off": 0.2, "worse_off": 0.8}
+    shared |= {"gain": -10.0, "gain_by_seed": [-10.0], "better_off_than_scratch": 0.1, "gain_over_scratch": -9.0}
+    refined = {**shared, "model": "refine", "better_off": 0.9, "gain": 3.0, "gain_over_scratch": 1.5}
+    run = {"experiment": "made-up", "data": "Synth", "command": "none", "rounds": 5, "seeds": [0], "clients": 10}
+    path = folder / "personal" / "made-up.json"
+    path.write_text(json.dumps({**run, "device": "cpu", "rows": [shared, refined]}))
+    assert main(["paper", "--from", str(folder), "--page", str(tmp_path / "page.md"), "--quiet"]) == 0
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "- `all`: the claim holds with refinement in 1 of 1 experiments (`made-up`)." in page
+    assert "| `made-up` | `all` | 20% | -10.0 | 90% | +3.0 | +1.50 | **holds** |" in page
+    path.write_text("{}")
+    assert main(["paper", "--from", str(folder), "--page", str(tmp_path / "page.md"), "--quiet"]) == 2
+
+
+def test_the_page_judges_other_readings(figure_two, tmp_path):
+    """The base has matched on losses; a reading that changes no setting adds arms, another one stands by itself."""
+    folder = tmp_path / "summaries"
+    shutil.copytree(figure_two / "summaries", folder)
+    (folder / "readings").mkdir()
+    base = json.loads((folder / "synth-low.json").read_text())
+    arms = {arm: {k: v for k, v in figures.items() if k != "curves"} for arm, figures in base["arms"].items()}
+    better = {**arms["priority"], "test_accuracy": {"mean": 0.99, "std": 0.0, "per_seed": [0.99, 0.99]}}
+    run = {**base, "command": "the command"}
+    for reading, own in {
+        "accuracy": {"fedalign-accuracy": better},
+        "full-batches": {**arms, "fedalign-accuracy": better},
+    }.items():
+        path = folder / "readings" / f"synth-low.{reading}.json"
+        path.write_text(json.dumps({**run, "reading": reading, "arms": own}))
+    assert main(["paper", "--from", str(folder), "--page", str(tmp_path / "page.md"), "--quiet"]) == 0
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    short = next(line for line in page.splitlines() if "`synth-low` | As in the figures: `fedalign-accuracy`" in line)
+    assert short.endswith("; Full batches: `fedalign-accuracy` | 2 of 4 |")
+    assert all(f"### {reading.title}" in page for reading in READINGS.values())
+    assert page.count("Not measured yet.") == 2
+    path.write_text(json.dumps({**run, "reading": "mine", "arms": arms}))
+    assert main(["paper", "--from", str(folder), "--page", str(tmp_path / "page.md"), "--quiet"]) == 2

@@ -9,6 +9,7 @@ import pytest
 import fedalign as fa
 from fedalign.protocol.contributions import Contributions, order, reputations, usual_limit
 from fedalign.protocol.fallback import assess
+from fedalign.protocol.head_start import averaged
 from fedalign.protocol.messages import (
     Aggregate,
     Compare,
@@ -127,6 +128,25 @@ def test_a_client_that_adds_nothing_is_left_out():
     assert [client.reason for client in played.history[0].clients[2:]] == ["its update is zero"] * 2
 
 
+def test_an_update_too_short_to_be_stretched_is_left_out():
+    """Its numbers would overflow at the usual length, and a resemblance that is not a number finds no colluders."""
+    played = play(Verified(), Line([1.0, 1.0, 2.0, 1e-45]))
+    assert decisions(played) == ["trained", "trained", "admitted", "refused"]
+    assert played.history[0].clients[3].reason == "its update is zero"
+
+
+def test_a_loss_below_zero_keeps_nobody_from_being_trained_on():
+    class Shifted(Line):
+        def measure(self, model, client, split):
+            return Measure(super().measure(model, client, split).loss - 1000, None, 5)
+
+    shifted, plain = (
+        play(Verified(calibrated=False), kind([1.0, 1.0, *[2.0] * 4]), rounds=4) for kind in (Shifted, Line)
+    )
+    assert shifted.model == plain.model
+    assert all(record.inclusion < 1 for record in shifted.history.rounds)  # free clients are trained on
+
+
 def test_priority_updates_of_length_zero_leave_nothing_to_add():
     played = play(Verified(), Line([0.0, 0.0, 2.0]))
     assert played.model == 0.0
@@ -228,6 +248,29 @@ def test_a_training_model_far_behind_starts_again_and_the_record_says_so():
     assert third.global_loss == BEST - 2.0
 
 
+def test_training_on_free_clients_that_do_not_pay_starts_again_with_fewer_of_them():
+    """Free clients that only repeat what the priority clients do are harmless, and no reason to take a risk."""
+    played = play(Verified(), Line([1.0, 1.0, 1.0, 1.0, 1.0]), rounds=9)
+    assert [record.inclusion for record in played.history.rounds] == [0.4] * 7 + [1.0, 0.5]
+    assert decisions(played, 6)[2:] == ["base"] * 3
+    assert decisions(played, 7)[2:] == ["refused"] * 3
+    assert decisions(played, 8)[2:] == ["base", "base", "refused"]
+
+
+def test_training_on_free_clients_that_pay_goes_on():
+    played = play(Verified(), Line([1.0, 1.0, 2.0, 2.0, 2.0]), rounds=20)
+    assert decisions(played)[2:] == ["admitted"] * 3
+    assert played.rounds[-1].snapshot.values["breadth"] == 1.0
+    assert played.rounds[-1].snapshot.values["head_start"] > 0.05
+
+
+def test_head_starts_that_are_not_finite_are_the_worst_or_unknown():
+    assert averaged(0.02, math.inf, 1.0) == 0.02
+    assert averaged(0.02, 1.0, math.inf) == pytest.approx(0.9 * 0.02 - 0.1)
+    assert averaged(0.0, 2.0, 1.0) == pytest.approx(0.05)
+    assert averaged(0.0, 0.0, 0.0) == 0.0
+
+
 def test_a_fallback_of_an_earlier_round_is_not_told_again():
     """After a start from the priority-only model with nobody admitted, there is nothing to compare."""
     moves = [-1.0, 3.0, *[lambda t: -2.0 if t == 0 else 0.0] * 5]
@@ -319,10 +362,14 @@ def test_without_any_priority_client_the_round_is_skipped():
 
 @pytest.mark.parametrize(
     "participation",
-    [fa.Uniform(0.5), fa.Replacement(2), fa.Bernoulli(0.6)],
-    ids=["uniform", "replacement", "bernoulli"],
+    [fa.Uniform(0.5), fa.Replacement(2), fa.Bernoulli(0.6), None],
+    ids=["uniform", "replacement", "bernoulli", "trace"],
 )
-def test_participation(participation):
+def test_participation(participation, tmp_path):
+    if participation is None:
+        rows = [(0, k) for k in (0, 1, 4, 5, 7, 8)] + [(1, k) for k in (2, 3, 6, 9)]
+        (tmp_path / "trace.csv").write_text("round,client\n" + "".join(f"{t},{k}\n" for t, k in rows))
+        participation = fa.Trace(tmp_path / "trace.csv", repeat=True)
     moves = [1.0, 1.0, 1.0, 1.0, *[2.0] * 3, *[-2.0] * 3]
     clients = Line(moves, priority=4, participation=participation)
     played = play(Verified(), clients, rounds=12)
@@ -453,7 +500,7 @@ def test_the_promise_is_recorded():
     promise = played.history[-1].promise
     assert (promise.gained, promise.lost, promise.samples) == (3, 1, 200)
     assert 0 < promise.worse_by < promise.strict
-    assert promise.log_lasting == pytest.approx(3 * math.log(2))
+    assert promise.log_lasting == pytest.approx(3 * math.log(2 + 1))  # one client, or a new start
     assert play(Verified(promise=False), Line([1.0, 1.0, 2.0])).history[0].promise is None
 
 

@@ -1,12 +1,16 @@
 """Records what runs of the reference set produce, to the bit, and compares it with an earlier record.
 
     python tests/reference/results.py record FILE.json [--only NAME …] [--keep FOLDER]
-    python tests/reference/results.py check  FILE.json [--only NAME …] [--keep FOLDER]
+    python tests/reference/results.py check  FILE.json … [--only NAME …] [--keep FOLDER]
 
 The commands of the set are run with the ``fedalign`` that this Python imports, so the same script records an earlier
 version: ``PYTHONPATH=old/src python tests/reference/results.py record old.json``. A record holds, for every run, a
 hash of its decisions and one of all its values and final weights. Values are equal to the bit only on one kind of
-processor with one version of PyTorch, so the record names both by a fingerprint of their arithmetic.
+processor with one version of PyTorch, so the record names both by a fingerprint of their arithmetic. There is a record
+for each kind of processor that we had.
+
+On other machines the figures of the first rounds are compared, nearly. Later ones say nothing: training magnifies the
+difference of a last digit to 0.2 % of the loss in three rounds, and to 29 % in four.
 """
 
 from __future__ import annotations
@@ -22,13 +26,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
+
+import fedalign
 
 ALL = "priority,all,local,fedalign,auto,gradient,trust,choice,weighted"
 FEW = "priority,all,fedalign,auto,trust"
 NO_UPDATES = "priority,all,local,fedalign,choice,weighted"
-AS_IN_0_1 = ("--set", "arm.auto.credit=true")  # AutoALIGN's fallback; version 0.1 has no such option, and no other one
+#: AutoALIGN's fallback; version 0.1 has no such option, and no other one.
+AS_IN_0_1 = () if fedalign.__version__ == "0.1.0" else ("--set", "arm.auto.credit=true")
+EARLY = 3  # rounds whose figures are nearly the same on all machines
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
@@ -87,6 +96,26 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
+def numpy_fingerprint() -> str:
+    """Hash the results of some of NumPy's linear algebra, whose kernels are its own and are chosen by the processor."""
+    x = np.sin(np.arange(40 * 5, dtype=np.float64)).reshape(40, 5)
+    parts = [np.linalg.qr(x)[0], x.T @ x, np.linalg.solve(x.T @ x, x.sum(0))]
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()[:16]
+
+
+def rounds_alike(record: dict[str, Any], name: str) -> bool:
+    """Say whether this machine rounds as the record's did, in all that a name of the set needs."""
+    drawn_by_numpy = name.startswith("theory-")
+    same = record["fingerprint"] == fingerprint()
+    return same and (not drawn_by_numpy or record["numpy_fingerprint"] == numpy_fingerprint())
+
+
+def choose_record(records: list[dict[str, Any]], name: str) -> tuple[dict[str, Any], bool]:
+    """Return the record to compare a name with, and whether to the bit; the last one has figures of early rounds."""
+    alike = next((record for record in records if rounds_alike(record, name)), None)
+    return (records[-1], False) if alike is None else (alike, True)
+
+
 def run(arguments: list[str], out: Path) -> None:
     """Run ``fedalign run`` with these arguments into a folder."""
     code = "import sys; from fedalign.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -109,12 +138,12 @@ def read(out: Path, keys: dict[str, list[str]] | None) -> dict[str, dict[str, An
         digest = hashlib.sha256()
         for name in sorted(weights):
             digest.update(name.encode() + weights[name].contiguous().numpy().tobytes())
-        last = rows[-1]
         found[f"{log.parent.parent.name}/{log.parent.name}"] = {
             "decisions": _hash(decisions),
             "values": _hash(kept),
             "weights": digest.hexdigest()[:24],
-            "figures": [_short(last[k]) for k in ("global_loss", "test_loss", "test_accuracy", "train_loss")],
+            "early": [_figures(row) for row in rows[:EARLY]],
+            "figures": _figures(rows[-1]),
             "admitted": sum(d == "admitted" for row in decisions for d in row),
         }
     return found
@@ -122,6 +151,10 @@ def read(out: Path, keys: dict[str, list[str]] | None) -> dict[str, dict[str, An
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _figures(row: dict[str, Any]) -> list[float | None]:
+    return [_short(row[k]) for k in ("global_loss", "test_loss", "test_accuracy", "train_loss")]
 
 
 def _short(value: float | None) -> float | None:
@@ -135,33 +168,36 @@ def keys_of(out: Path) -> dict[str, list[str]]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], exact: bool) -> list[str]:
-    """Say which runs differ; without ``exact``, figures may differ as other processors round otherwise."""
+    """Say which runs differ; without ``exact``, in early rounds only, where other processors round nearly alike."""
     said = [f"{name} is missing" for name in old if name not in new]
     for name in old.keys() & new.keys():
         was, now = old[name], new[name]
         if exact:
             said += [f"{name}: {what} differ" for what in ("decisions", "values", "weights") if was[what] != now[what]]
         else:
-            near = all(
-                (a is None and b is None) or math.isclose(a, b, rel_tol=0.05, abs_tol=0.02)
-                for a, b in zip(was["figures"], now["figures"], strict=True)
-            )
-            said += [] if near else [f"{name}: {was['figures']} became {now['figures']}"]
+            rounds = 1 if name.startswith("local/") else None  # a client that trains alone magnifies them at once
+            both = zip(was["early"][:rounds], now["early"][:rounds], strict=True)
+            near = all(_near(a, b) for rows in both for a, b in zip(*rows, strict=True))
+            said += [] if near else [f"{name}: {was['early']} became {now['early']}"]
     return sorted(said)
+
+
+def _near(a: float | None, b: float | None) -> bool:
+    return a == b if a is None or b is None else math.isclose(a, b, rel_tol=0.05, abs_tol=0.02)
 
 
 def main() -> int:
     """Record or check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["record", "check"])
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, nargs="+")
     parser.add_argument("--only", nargs="*", help="names of the set; without it, all")
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
     options = parser.parse_args()
-    record = json.loads(options.file.read_text()) if options.what == "check" else {"fingerprint": fingerprint()}
-    exact = record["fingerprint"] == fingerprint()
-    runs: dict[str, dict[str, Any]] = {}
+    records = [json.loads(file.read_text()) for file in options.file] if options.what == "check" else []
+    new: dict[str, Any] = {"fingerprint": fingerprint(), "numpy_fingerprint": numpy_fingerprint(), "runs": {}}
     said: list[str] = []
+    roughly: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         home = options.keep or Path(temporary)
         home.mkdir(parents=True, exist_ok=True)
@@ -169,16 +205,20 @@ def main() -> int:
             if options.only is not None and name not in options.only:
                 continue
             run(arguments, home / name)
-            runs[name] = read(home / name, record.get("keys"))
-            record.setdefault("keys", keys_of(home / name))
-            if options.what == "check":
-                found = differences(record["runs"][name], runs[name], exact)
+            if records:
+                record, exact = choose_record(records, name)
+                roughly += [] if exact else [name]
+                found = differences(record["runs"][name], read(home / name, record["keys"]), exact)
                 said += [f"{name}/{one}" for one in found]
-            print(name, "recorded" if options.what == "record" else found or "equal", flush=True)
-    if options.what == "record":
-        options.file.write_text(json.dumps({**record, "runs": runs}, indent=1) + "\n")
-    elif not exact:
-        print("this machine rounds otherwise than the record's: final figures were compared, not bits")
+                print(name, found or "equal", flush=True)
+            else:
+                new.setdefault("keys", keys_of(home / name))
+                new["runs"][name] = read(home / name, None)
+                print(name, "recorded", flush=True)
+    if not records:
+        options.file[0].write_text(json.dumps(new, indent=1) + "\n")
+    elif roughly:
+        print(f"this machine rounds otherwise than the records': early figures were compared, not bits: {roughly}")
     return 1 if said else 0
 
 

@@ -356,3 +356,22 @@ def test_auto_equals_priority_bit_for_bit_when_nobody_offers():
             auto = fa.simulate(fed, make, rule, 6, 0, device="cpu", server=server, **more)
             assert torch.equal(auto.model.weight, alone.model.weight)
             assert not any(r.tried or r.base for r in auto.history.rounds)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_calibrated_losses_are_asked_for_where_the_rule_compares_them(monkeypatch, calibrated):
+    asked = []
+
+    def recorded(*given, **options):
+        asked.append(options["tempered"])
+        return Evaluate(*given, **options)
+
+    monkeypatch.setattr("fedalign.protocol.candidates.Evaluate", recorded)
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(40, 4, generator=draw), torch.arange(40) % 3) for _ in range(4)]
+    federation = fa.Federation.from_arrays(clients, priority=[True, True, False, False], heldout_fraction=0.25)
+    for engine in ("batched", "reference"):
+        rule = fa.AutoAlign(calibrated=calibrated)
+        fa.simulate(federation, lambda: torch.nn.Linear(4, 3), rule, 3, 0, device="cpu", engine=engine)
+    assert asked
+    assert set(asked) == {calibrated}

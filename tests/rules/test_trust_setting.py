@@ -12,7 +12,7 @@ from fedalign import cli
 from fedalign.experiments.config import load
 from fedalign.experiments.recorders import models_kept
 from fedalign.experiments.store import RunStore
-from fedalign.rules.verified import verify, with_trust
+from fedalign.rules.trust import verify, with_trust
 
 SGD = fa.LocalSGD(lr=0.1, epochs=2, batch_size=20)
 
@@ -50,6 +50,37 @@ def test_another_value_is_refused():
         run(fa.Align(), trust="always")
 
 
+def test_verify_takes_the_options_of_the_verified_rule():
+    assert with_trust(fa.Align(0.6), "verify(within=4.0, probes=8)") == fa.Verified(fa.Align(0.6), within=4.0, probes=8)
+    own = fa.Verified(length=1.5)
+    assert with_trust(own, "verify(within=4.0)") is own
+    open_to_all = run(fa.Verified(alike=float("inf"))).history
+    assert run(fa.Everyone(), trust="verify(alike=inf)").history.rounds == open_to_all.rounds
+    changed = {
+        "trust": "verify(within=4.0)",
+        "arms": ["fedalign", "tight"],
+        "arm.tight": {"rule": "auto", "trust": "verify(within=1)"},
+    }
+    rules = {arm: spec.rule for arm, _, spec in load("synth-low", {**changed, "seeds": 1}).specs()}
+    assert (rules["fedalign"].within, rules["tight"].within, type(rules["tight"].rule)) == (4.0, 1.0, fa.AutoAlign)
+
+
+@pytest.mark.parametrize(
+    ("trust", "message"),
+    [
+        ("verify(widthin=4.0)", "trust has no option 'widthin'; did you mean 'within'"),
+        ("verify(within=0)", "Verified's within must be a number above 0, not 0"),
+        ("verify(within='wide')", "trust.within must be a number, not 'wide'"),
+        ("verify(within=4", "cannot read the options|is neither a name nor"),
+        ("report(within=4.0)", "choose 'report' or 'verify', which may have options"),
+        (3, "trust is 3; choose"),
+    ],
+)
+def test_wrong_options_of_trust_are_refused(trust, message):
+    with pytest.raises(fa.FedalignError, match=message):
+        run(fa.Align(), trust=trust)
+
+
 def test_a_rule_with_rounds_of_its_own_cannot_be_verified():
     class Own(fa.Everyone):
         algorithm = "mine:rounds"
@@ -70,7 +101,7 @@ def test_arms_of_an_experiment():
     assert isinstance(specs["priority"].rule, fa.PriorityOnly)
     assert isinstance(specs["local"].rule, fa.Alone)
     assert models_kept(specs["fedalign"]) == 3
-    with pytest.raises(fa.FedalignError, match="trust must be"):
+    with pytest.raises(fa.FedalignError, match="trust is 'never'; choose 'report' or 'verify'"):
         load("synth-low", {"trust": "never"})
     with pytest.raises(fa.FedalignError, match=r"arm\.fedalign\.trust must be"):
         load("synth-low", {"arm.fedalign.trust": 3})

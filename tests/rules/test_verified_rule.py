@@ -6,7 +6,8 @@ import pytest
 
 import fedalign as fa
 from fedalign.registry import RULES
-from fedalign.rules.verified import Verified, verify
+from fedalign.rules.trust import verify
+from fedalign.rules.verified import Verified
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ def resemblances(
     """Return the cosine of every two clients' updates, less the mean update of the mix's anchor.
 
     Updates are bounded first, as the mix says: what an aggregate does not contain cannot hide a resemblance. ``size``
-    is the number of trainable numbers. An update that equals the mean has the cosine 0 with all others.
+    is the number of trainable numbers. An update that equals the mean has the cosine 0 with all others, and one whose
+    cosines are not finite, which no honest client sends, has the cosine 1.
 
     >>> models = {0: torch.tensor([1.0, 1.0]), 1: torch.tensor([2.0, 1.0]), 2: torch.tensor([5.0, 1.0])}
     >>> resemblances(Mix({0: 0.4, 1: 0.3, 2: 0.3}, anchor=(0,)), models, torch.zeros(2), size=2)
@@ -35,5 +36,5 @@ def resemblances(
     )
     products = products_of(torch.stack([one[:size] - mean for one in bounded]))
     lengths = products.diagonal().sqrt()
-    cosines = (products / (lengths[:, None] * lengths).clamp(min=1e-300)).tolist()
+    cosines = (products / (lengths[:, None] * lengths).clamp(min=1e-300)).nan_to_num(1.0, 1.0, 1.0).tolist()
     return {(clients[i], clients[j]): cosines[i][j] for i, j in combinations(range(len(clients)), 2)}

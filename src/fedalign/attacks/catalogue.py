@@ -43,6 +43,8 @@ CATALOGUE: dict[str, dict[str, Any]] = {
     "buffers": {"kind": "buffers"},
     "backdoor": {"kind": "backdoor"},
     "backdoor-cosine-0.3": {"kind": ["backdoor", "at-cosine(cosine=0.3)"]},
+    "backdoor-disguised": {"kind": ["backdoor", "disguise"]},
+    "backdoor-decoys": {"kind": ["backdoor", "decoys"]},
     "blended-backdoor": {"kind": "blended-backdoor"},
     "backdoor-long": {"kind": ["backdoor", f"scaling(factor={_LONG})"]},
 }

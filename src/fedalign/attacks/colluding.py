@@ -167,7 +167,8 @@ class AtCosine(Attack):
     """Bend the attackers' common update until it has a chosen ``cosine`` with the honest mean.
 
     It passes every test of direction below that cosine. ``length`` is a multiple of the honest updates' median length.
-    After ``backdoor`` this crafts a backdoor; after ``label-flip`` it is ``harmful-direction``.
+    After ``backdoor`` this crafts a backdoor; after ``label-flip`` it is ``harmful-direction``. Attackers that know
+    their own updates alone have nothing to bend it against, and send their common update with that length.
     """
 
     changes_updates: ClassVar[bool] = True
@@ -184,9 +185,12 @@ class AtCosine(Attack):
         along = honest / honest.norm().clamp(min=1e-30)
         harmful = torch.stack(list(updates.own.values())).mean(0).double()
         across = harmful - (harmful @ along) * along
-        across = across / across.norm().clamp(min=1e-30)
         length = self.length * updates.known.double().norm(dim=1).median()
-        crafted = length * (self.cosine * along + math.sqrt(1 - self.cosine**2) * across)
+        if across.norm() > 1e-6 * harmful.norm():
+            across = across / across.norm()
+            crafted = length * (self.cosine * along + math.sqrt(1 - self.cosine**2) * across)
+        else:
+            crafted = length * along
         return dict.fromkeys(updates.own, crafted.to(updates.known.dtype))
 
 

@@ -30,6 +30,10 @@ class HostileClients:
     def __init__(self, adversary: Adversary, federation: Federation, seed: int, rounds: int) -> None:
         self.adversary, self._federation, self._seed, self._rounds = adversary, federation, seed, rounds
         self.clients = hostile_clients(adversary, federation.roster, seed)
+        if not any(adversary.active(t, rounds) for t in range(rounds)):
+            raise FedalignError(
+                f"adversary.start is {adversary.start:g}, but the run has {rounds} rounds: nobody attacks"
+            )
         self._poisoned: Pool | None = None
         self._rows: dict[tuple[int, str], Rows] = {}
         if self.clients and any(attack.changes_data for attack in adversary.attacks):
@@ -114,7 +118,7 @@ class HostileClients:
 def hostile_clients(adversary: Adversary, roster: Roster, seed: int) -> frozenset[int]:
     """Return the clients that are hostile: those that are named, or a fraction of the free clients, drawn by the seed.
 
-    A larger fraction contains a smaller one's clients.
+    A fraction above 0 is at least one client. A larger fraction contains a smaller one's clients.
 
     >>> roster = Roster(tuple("abcde"), (True, False, False, False, False), (1,) * 5)
     >>> len(hostile_clients(Adversary("zero", fraction=0.5), roster, seed=0))
@@ -128,7 +132,8 @@ def hostile_clients(adversary: Adversary, roster: Roster, seed: int) -> frozense
                 raise FedalignError(f"adversary.clients names {name!r}, which is no free client")
         return frozenset(numbers[str(name)] for name in adversary.clients)
     order = sorted(free, key=lambda k: int(hashed(seed, Purpose.ADVERSARY, k)))
-    return frozenset(order[: round(adversary.fraction * len(free))])
+    count = round(adversary.fraction * len(free))
+    return frozenset(order[: max(count, 1) if adversary.fraction > 0 else 0])
 
 
 def poisoned(adversary: Adversary, samples: Samples, split: Split, classes: int, seed: int, client: int) -> Samples:

@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 success, 2 bad input, 3 some runs diverged (the others finished), 130 interrupted."""
+"""The command line.
+
+Exit codes: 0 success, 1 a changed ledger, 2 bad input, 3 some runs diverged (the others finished), 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from fedalign.cli import completion, data, flower, overview, paper, redteam, report, run, sweep, theory
+from fedalign.cli import completion, data, flower, ledger, overview, paper, redteam, report, run, sweep, theory
 from fedalign.cli.notices import error_console
 from fedalign.cli.options import BAD_INPUT, INTERRUPTED, Parser
 from fedalign.errors import FedalignError
@@ -50,6 +53,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="fedalign", description="Prioritized federated learning with FedALIGN.")
     parser.add_argument("--version", action="version", version=f"fedalign {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for module in (overview, run, sweep, redteam, report, paper, data, theory, flower, completion):
+    for module in (overview, run, sweep, redteam, report, ledger, paper, data, theory, flower, completion):
         module.add(commands)
     return parser

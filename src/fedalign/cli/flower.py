@@ -74,6 +74,7 @@ def add(commands: Subcommands) -> None:
 
 def _flower_new(options: argparse.Namespace) -> int:
     from fedalign.experiments.config import load
+    from fedalign.flower.from_experiment import choose_arm, trust_notice
     from fedalign.flower.new_app import create
 
     if options.experiment is None and (options.arm or options.set):
@@ -82,8 +83,8 @@ def _flower_new(options: argparse.Namespace) -> int:
     console = Console(highlight=False)
     for path in create(options.folder, made, options.arm):
         console.print(f"  {escape(str(path))}", soft_wrap=True)
-    if made is not None and made.settings["trust"] == "report":
-        console.print('The rule believes what free clients report, as in the experiment; consider trust = "verify".')
+    if made is not None and (notice := trust_notice(made.settings, choose_arm(made.settings, options.arm))):
+        console.print(notice)
     console.print(f"Next: edit the functions in task.py in {escape(str(options.folder))}, then follow docs/deploy.md.")
     return 0
 

@@ -24,7 +24,9 @@ def add(actions: Subcommands) -> None:
     action = actions.add_parser("hash", help="print the SHA-256 of an app, for the setting apps of a node")
     action.add_argument("app", type=Path, metavar="APP", help="the app's folder, or the .fab file of flwr build")
     action.set_defaults(command=_hash)
-    action = actions.add_parser("mine", help="summarize a node's log: what it was asked, what it did, its losses")
+    action = actions.add_parser(
+        "mine", help="summarize a node's log: what it was asked and did, its losses, what it gave and got"
+    )
     action.add_argument("log", type=Path, metavar="LOG", help="the file that the node's config names as log")
     action.add_argument("--json", action="store_true", help="print JSON")
     action.set_defaults(command=_mine)
@@ -40,6 +42,7 @@ def _hash(options: argparse.Namespace) -> int:
 def _mine(options: argparse.Namespace) -> int:
     from fedalign.flower.node_log import NodeLog
     from fedalign.flower.node_summary import summarize
+    from fedalign.flower.own_accounts import shown_account
 
     if not options.log.is_file():
         raise FedalignError(f'there is no log {options.log}; a node writes one if its config has log="FILE"')
@@ -59,6 +62,8 @@ def _mine(options: argparse.Namespace) -> int:
             console.print(f"run {escape(run.run)}: app {run.app}", soft_wrap=True)
         for reason, count in run.declined.most_common():
             console.print(f"run {escape(run.run)}: declined {count} times: {escape(reason)}", soft_wrap=True)
+        for text in shown_account(run.account) if run.account else ():
+            console.print(f"run {escape(run.run)}: {escape(text)}", soft_wrap=True)
         for path in dict.fromkeys(run.models):
             console.print(f"run {escape(run.run)}: the final model is in {escape(path)}", soft_wrap=True)
     return 0

@@ -49,6 +49,8 @@ def _list(options: argparse.Namespace) -> int:
         "client_steps": registry.CLIENT_STEPS.descriptions(),
         "server_steps": registry.SERVER_STEPS.descriptions(),
         "adversary": registry.ATTACKS.descriptions(),
+        "personal": registry.PERSONAL.descriptions(),
+        "ledger": registry.VALUATIONS.descriptions(),
         "metrics": registry.METRICS.descriptions(),
         "callbacks": {
             name: text

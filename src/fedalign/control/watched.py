@@ -7,7 +7,7 @@ from typing import Literal
 
 from fedalign.callbacks import RunInfo
 from fedalign.errors import FedalignError
-from fedalign.protocol.metric_values import check_name, figure_of
+from fedalign.protocol.metric_values import check_name, figure_of, is_diverging
 from fedalign.protocol.records import RoundRecord
 
 Mode = Literal["auto", "max", "min"]
@@ -45,10 +45,11 @@ class Watched:
     def improves(self, record: RoundRecord) -> bool:
         """Take a round's value, and say whether it is the best so far.
 
-        Raises :class:`FedalignError` if no round so far has had a value, as without test data.
+        Raises :class:`FedalignError` if no round so far has had a value, as without test data. A model that diverges
+        has no value either, and is no better.
         """
         value = figure_of(record, self.metric)
-        if value is None and self.best is None and record.skipped is None:
+        if value is None and self.best is None and record.skipped is None and not is_diverging(record):
             raise FedalignError(
                 f"{self.metric!r} has no value in round {record.round}, so it cannot be watched; "
                 "is there data to measure it on?"

@@ -35,7 +35,9 @@ class ArmSettings:
     lr: int | float | Schedule | None = None
     mu: float | None = None
     match_on: Literal["heldout", "train"] | None = None
-    trust: Literal["report", "verify"] | None = None
+    trust: str | None = None
+    personal: str | list[Any] | None = None  #: in place of the methods of [personal]; an empty list: none
+    ledger: bool | None = None
 
 
 def arm_table(settings: Mapping[str, Any], arm: str) -> dict[str, Any]:
@@ -99,9 +101,8 @@ def resolve_rule(
 def _unknown(section: str, key: str, rule: str, known: Mapping[str, Any]) -> FedalignError:
     having = [name for name in RULES.entries if key in rule_options(name)]
     if having:
-        return FedalignError(
-            f"{section}.{key} is an option of the rule {' or '.join(having)}; {rule} has no such option"
-        )
+        names = " or ".join([", ".join(having[:-1]), having[-1]] if len(having) > 1 else having)
+        return FedalignError(f"{section}.{key} is an option of the rule {names}; {rule} has no such option")
     return FedalignError(f"unknown key {section}.{key}; {nearest(key, known)}")
 
 

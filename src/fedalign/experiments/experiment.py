@@ -51,6 +51,8 @@ class Experiment(Recipe):
         self._theory: dict[tuple[int, float], tuple[TheoryCallback | None, Federation]] = {}
         for arm in {*self.arms, *settings.get("arm", {})}:
             self.rule(arm)
+            self.personal(arm)
+            self.ledger(arm)
             if not isinstance(self.local(arm).schedule, Theory):
                 self.local(arm).check(self.rounds)
 
@@ -99,6 +101,9 @@ class Experiment(Recipe):
             metrics=self.metrics,
             experiment=self.name,
             settings=self.settings,
+            personal=self.personal(arm),
+            keep_personal=self.saves_personal,
+            ledger=self.ledger(arm),
         )
 
     def _in_theory(self, federation: Federation, local: LocalOptimizer) -> tuple[LocalOptimizer, TheoryCallback | None]:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from fedalign.callbacks import Callback
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
 from fedalign.experiments.federations import FederationSource
+from fedalign.ledger.ledger import Ledger
+from fedalign.ledger.valuation import Valuation
 from fedalign.metrics.metric import Metric
+from fedalign.personal.method import PersonalMethod
 from fedalign.registry import (
     AGGREGATORS,
     ATTACKS,
@@ -29,10 +33,12 @@ from fedalign.registry import (
     METRICS,
     MODELS,
     PARTICIPATION,
+    PERSONAL,
     RULES,
     SERVER_OPTIMIZERS,
     SERVER_STEPS,
     TRACKERS,
+    VALUATIONS,
 )
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
@@ -97,8 +103,12 @@ class Tables:
             return value if isinstance(value, str) else [self._step(_SEVERAL[key], step) for step in value]
         if key == "adversary":
             return self._adversary(value)
+        if key == "ledger":
+            return self._ledger(value)
         if key == "metrics":
             return self._metrics(value)
+        if key == "personal":
+            return self._personal(value)
         if key == "arms":
             return value
         plain = value if isinstance(value, Mapping) else as_setting(value)
@@ -149,6 +159,17 @@ class Tables:
             return given
         return {name: one if isinstance(one, str | Mapping) else self._metric(one) for name, one in given.items()}
 
+    def _personal(self, given: Any) -> Any:
+        """Return the section of personal methods, which Python may give as objects, alone or in a list."""
+        if isinstance(given, str) or (isinstance(given, Mapping) and "methods" not in given):
+            return given
+        table = dict(given) if isinstance(given, Mapping) else {"methods": given}
+        methods = table["methods"]
+        if not isinstance(methods, str):
+            each = [methods] if isinstance(methods, PersonalMethod) else methods
+            table["methods"] = [self._object(PERSONAL, one, partial(copy.copy, one)) for one in each]
+        return table
+
     def _metric(self, given: Any) -> dict[str, Any]:
         metric = given if isinstance(given, Metric) else Metric(given)
         return {**self._object(METRICS, metric.function, lambda: metric.function), "on": metric.on}
@@ -162,6 +183,18 @@ class Tables:
         if any(attack is None for attack in attacks) or not all(map(is_setting, own.values())):
             raise FedalignError("the adversary's attacks must be built in, or classes that can be imported")
         return resolve_adversary({"kind": attacks, **own}, self.folder)
+
+    def _ledger(self, given: Any) -> Any:
+        """Return a ledger, or a method of one, as the section of a settings file."""
+        if not isinstance(given, Ledger | Valuation):
+            return given
+        ledger = given if isinstance(given, Ledger) else Ledger(given)
+        method = describe(VALUATIONS, ledger.method, self.folder)
+        if method is None:
+            method = self._keep(ledger.method, lambda: ledger.method)
+        own = {name: as_setting(getattr(ledger, name)) for name in ("copies", "calibrated", "priority")}
+        key = {} if ledger.key is None else {"key": str(ledger.key)}
+        return {"method": method["kind"], **{k: v for k, v in method.items() if k != "kind"}, **own, **key}
 
     def _arm(self, name: str, given: Any) -> Any:
         """Return the section of an arm; None for a built-in one without options."""

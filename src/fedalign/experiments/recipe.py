@@ -6,7 +6,6 @@ A table is checked by :func:`resolve_recipe`, and :class:`Recipe` makes the obje
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,12 @@ from fedalign.aggregation.aggregator import Aggregator
 from fedalign.aggregation.update_steps import ClientStep, ServerStep
 from fedalign.callbacks import Callback
 from fedalign.errors import FedalignError
-from fedalign.experiments.arms import arm_table, make_rule
+from fedalign.experiments.arms import arm_table, make_rule, trains_alone
+from fedalign.ledger.ledger import Ledger
+from fedalign.ledger.settings import make_ledger, resolve_ledger
 from fedalign.metrics.metric import Metric, make_metrics, resolve_metrics
+from fedalign.personal.method import PersonalMethod
+from fedalign.personal.settings import make_methods, resolve_personal
 from fedalign.registry import (
     AGGREGATORS,
     CALLBACKS,
@@ -30,7 +33,7 @@ from fedalign.registry import (
 )
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
-from fedalign.rules.verified import Verified, with_trust
+from fedalign.rules.trust import with_trust
 from fedalign.settings.validation import options_of
 from fedalign.tracking.guard import Guarded, Report, warn
 from fedalign.training.losses import PerSampleLoss
@@ -65,6 +68,10 @@ def resolve_recipe(table: Mapping[str, Any], folder: Path | None = None) -> dict
         tracker for key in ("trackers", "track") for tracker in TRACKERS.resolve_all(key, table.get(key, []), folder)
     ]
     found["metrics"] = resolve_metrics(table.get("metrics", {}), folder)
+    if "personal" in table:
+        found["personal"] = resolve_personal(table["personal"], folder)
+    if table.get("ledger", False) is not False:
+        found["ledger"] = resolve_ledger(table["ledger"], folder)
     return found
 
 
@@ -108,6 +115,12 @@ class Recipe:
         """The metrics that are measured after every round."""
         return make_metrics(self.settings["metrics"], self.folder)
 
+    def ledger(self, arm: str) -> Ledger | None:
+        """Return the ledger of an arm: that of the section, unless the arm says otherwise; None: it keeps none."""
+        if not self._arm(arm).get("ledger", "ledger" in self.settings):
+            return None
+        return make_ledger(self.settings.get("ledger") or resolve_ledger(True), self.folder)
+
     def make_trackers(self, report: Report = warn) -> list[Callback]:
         """Make the trackers of one run; ``report`` is told if one fails."""
         return [Guarded(TRACKERS.make(table, self.folder), table["kind"], report) for table in self.trackers]
@@ -127,6 +140,27 @@ class Recipe:
         made: LocalOptimizer = LOCAL_OPTIMIZERS.make({**table, **own}, self.folder)
         return made
 
+    def personal(self, arm: str) -> dict[str, PersonalMethod]:
+        """Make the methods by which an arm's clients make personal models of the final one: none by default.
+
+        An arm that trains every client alone has no such model, so it has no methods.
+        """
+        own = self._arm(arm).get("personal")
+        if trains_alone(self.settings, arm):
+            if own:
+                raise FedalignError(
+                    f"arm.{arm}.personal is set, but the arm has no shared model: it trains every client alone"
+                )
+            return {}
+        usual = self.settings.get("personal")
+        table = resolve_personal(own, self.folder, f"arm.{arm}.personal") if own is not None else usual
+        return {} if table is None else make_methods(table, self.folder)
+
+    @property
+    def saves_personal(self) -> bool:
+        """Whether the personal models are written, not only their figures."""
+        return bool(self.settings.get("personal", {}).get("save", False))
+
     def warmup(self, arm: str) -> float:
         """Return an arm's warm-up: a fraction of the rounds, or a whole number of them."""
         warmup: float = self._arm(arm).get("warmup", self.settings["warmup"])
@@ -142,9 +176,8 @@ class Recipe:
         rule = make_rule(self._arm(arm), {**shared, **(usual or {})}, self.folder)
         if not isinstance(rule, Rule):
             return rule
-        trusted = with_trust(rule, self._arm(arm).get("trust", self.settings["trust"]))
-        if cosine is not None and isinstance(trusted, Verified) and trusted is not rule:
-            trusted = replace(trusted, cosine=cosine)
+        own = {} if cosine is None else {"cosine": cosine}
+        trusted = with_trust(rule, self._arm(arm).get("trust", self.settings["trust"]), **own)
         trusted.check(self.settings["rounds"])
         return trusted
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from fedalign.data.client import Client
 from fedalign.data.federation import Federation
 from fedalign.errors import DivergedError
 from fedalign.experiments.store import Mark, RunStore
+from fedalign.personal.method import PersonalOutcome
 from fedalign.protocol.messages import Snapshot
 from fedalign.protocol.records import ClientRound, RoundRecord
 from fedalign.simulation.simulation import SimulationResult
@@ -55,10 +56,14 @@ class Recorder(Callback):
         if result.error is not None:
             return
         clients = self._federation.clients if self._federation is not None else result.history.rounds[-1].clients
-        rows = client_rows(clients, result)
+        rows = with_personal(client_rows(clients, result), result.personal)
         if rows or self._federation is not None:  # over Flower, all clients may have gone by now
             self._store.save_clients(rows)
         names = self._federation.roster.names if self._federation is not None else ()
+        for method, outcomes in result.personal.items():
+            models = [None if outcome is None else outcome.model for outcome in outcomes]
+            if names and all(model is not None for model in models):
+                self._store.save_personal(method, named_tensors(names, models))
         self._store.save_model(named_tensors(names, result.model))
 
     def close(self) -> None:
@@ -97,6 +102,28 @@ def client_rows(clients: Sequence[Client | ClientRound], result: SimulationResul
         for k, (client, measure) in enumerate(zip(clients, result.clients, strict=True))
         if measure is not None
     ]
+
+
+def with_personal(
+    rows: Sequence[dict[str, Any]], personal: Mapping[str, Sequence[PersonalOutcome | None]]
+) -> list[dict[str, Any]]:
+    """Add to the lines of ``clients.json`` what every client's personal models do, by the method's name."""
+    if not personal:
+        return list(rows)
+    found = []
+    for row in rows:
+        own = {name: outcomes[row["id"]] for name, outcomes in personal.items()}
+        found.append({**row, "personal": {name: _figures(one) for name, one in own.items() if one is not None}})
+    return found
+
+
+def _figures(outcome: PersonalOutcome) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for split, measure in (("test", outcome.test), ("heldout", outcome.heldout)):
+        figures[f"{split}_accuracy"] = None if measure is None else measure.accuracy
+        finite = measure is not None and math.isfinite(measure.loss)
+        figures[f"{split}_loss"] = measure.loss if measure is not None and finite else None
+    return {**figures, "passes": outcome.passes}
 
 
 def named_tensors(clients: Sequence[str], model: Any) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from fedalign.experiments.recorder import Recorder
 from fedalign.experiments.store import RunStore
 from fedalign.rules.auto import AutoAlign
 from fedalign.rules.baselines import Alone
+from fedalign.rules.blend import Blend
 from fedalign.rules.verified import Verified
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.model_checks import check_repeatable
@@ -38,6 +39,8 @@ def models_kept(spec: RunSpec) -> int:
     controls = clients + 1 if spec.local.scaffold else 0
     if isinstance(rule, Verified):  # the served model, the training model and the priority-only model
         return 1 + 2 * moments
+    if isinstance(rule, Blend):
+        return (3 if rule.fallback else 2) * moments
     branches = 2 if isinstance(rule, AutoAlign) and rule.fallback else 1
     training = 1 if isinstance(rule, AutoAlign) and rule.has_training_model else 0
     return training + branches * moments + controls

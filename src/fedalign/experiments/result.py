@@ -56,6 +56,18 @@ class ArmRun:
             raise FedalignError(f"{self.folder} has no model of a best round; add callbacks=['best-round'] to keep it")
         return self._read(path)
 
+    def personal_models(self, method: str) -> Any:
+        """Return the clients' personal models by their names, as :meth:`model` does the final one.
+
+        Raises :class:`FedalignError` if the run has not saved them (``[personal] save = true``).
+        """
+        path = RunStore(self.folder).personal(method)
+        if not path.is_file():
+            raise FedalignError(
+                f"{self.folder} has no models of the personal method {method!r}; save = true keeps them"
+            )
+        return self._read(path)
+
     def _read(self, path: Path) -> Any:
         if self.experiment is None:
             raise FedalignError(f"{path} holds the weights; the experiment that made its module is needed, too")

@@ -20,10 +20,12 @@ from fedalign.errors import FedalignError
 from fedalign.experiments.config import Experiment
 from fedalign.experiments.config_file import read_settings
 from fedalign.experiments.folder_lock import FolderLock
+from fedalign.experiments.personal_summary import personal_summary, with_own
 from fedalign.experiments.recorders import make_recorders
 from fedalign.experiments.resume import check_settings, common_points, earlier_seconds, has_grown, rest_of
 from fedalign.experiments.store import Checkpoint, RunStore, write_atomically
 from fedalign.experiments.summary import incentive, summarise
+from fedalign.ledger.writer import LedgerWriter
 from fedalign.protocol.records import History
 from fedalign.rules.baselines import Alone
 from fedalign.simulation.device import resolve_device
@@ -142,6 +144,8 @@ def _prepare(
         for i, recorder in zip(live, recorders, strict=True):
             arm, seed, spec = runs[i]
             own = [*spec.callbacks, *experiment.make_callbacks()]
+            if spec.ledger is not None and not isinstance(spec.rule, Alone):
+                own.append(LedgerWriter(spec.ledger))  # before the recorder, whose checkpoint needs the ledger's line
             more = [*experiment.make_trackers(), *(make(arm, seed) for make in callbacks)]
             runs[i] = (
                 arm,
@@ -203,13 +207,23 @@ def _execute(prepared: Prepared) -> Outcome:
         from fedalign.theory.comparison import summarise as theory_of
 
         summary["theory"] = theory_of(experiment.settings, prepared.runs, histories, experiment.model)
-    if alone:
-        tests: dict[str, dict[int, list[dict[str, Any]]]] = {}
-        for (arm, seed, _), store in zip(prepared.runs, prepared.stores, strict=True):
-            tests.setdefault(arm, {})[seed] = store.clients()
-        summary["incentive"] = incentive(tests, next(arm for arm in experiment.arms if arm in alone))
+    summary |= _gains(prepared, next((arm for arm in experiment.arms if arm in alone), None))
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
     return Outcome(summary, histories, diverged, stopped)
+
+
+def _gains(prepared: Prepared, alone: str | None) -> dict[str, Any]:
+    """Compare what clients have with what they would have without the federation, as the arm ``alone`` says."""
+    tests: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for (arm, seed, _), store in zip(prepared.runs, prepared.stores, strict=True):
+        tests.setdefault(arm, {})[seed] = store.clients()
+    found: dict[str, Any] = {} if alone is None else {"incentive": incentive(tests, alone)}
+    if not (personal := personal_summary(tests, alone)):
+        return found
+    for (arm, seed, _), store in zip(prepared.runs, prepared.stores, strict=True):
+        if alone is not None and arm in personal and tests[arm][seed]:
+            store.save_clients(with_own(tests[arm][seed], tests[alone].get(seed, [])))
+    return {**found, "personal": personal}
 
 
 def _hostile(adversary: Adversary, runs: Sequence[tuple[str, int, RunSpec]]) -> dict[str, list[str]]:

@@ -15,6 +15,8 @@ from fedalign.errors import FedalignError
 from fedalign.experiments.config_file import check_same, read_settings
 from fedalign.experiments.recorder import Recorder
 from fedalign.experiments.store import Checkpoint, RunStore, write_atomically
+from fedalign.ledger.writer import LedgerWriter
+from fedalign.rules.baselines import Alone
 from fedalign.simulation.spec import RunSpec
 from fedalign.tracking.guard import Guarded
 from fedalign.tracking.tracker import Tracker
@@ -81,7 +83,8 @@ def in_folder(spec: RunSpec, folder: Path, *, resume: bool = False, continue_sto
         past = store.history().rounds[: point.rounds]
         spec = dataclasses.replace(spec, snapshot=point.snapshot, last=point.last, past=past, stopped=stopped)
     recorder = FolderRecorder(store, spec, point)
-    return dataclasses.replace(spec, folder=folder, callbacks=[*spec.callbacks, recorder])
+    ledger = [] if spec.ledger is None or isinstance(spec.rule, Alone) else [LedgerWriter(spec.ledger)]
+    return dataclasses.replace(spec, folder=folder, callbacks=[*spec.callbacks, *ledger, recorder])
 
 
 def with_trackers(spec: RunSpec, trackers: Sequence[Callback]) -> RunSpec:
@@ -97,6 +100,10 @@ def description(spec: RunSpec) -> dict[str, Any]:
     found["clients"] = list(spec.federation.roster.names)
     found["samples"] = list(spec.federation.roster.samples)
     found["metrics"] = list(spec.metrics)
+    if spec.personal:
+        found["personal"] = [_in_words(method) for method in spec.personal.values()]
+    if spec.ledger is not None:
+        found["ledger"] = _in_words(spec.ledger)
     return found
 
 

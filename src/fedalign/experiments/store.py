@@ -201,6 +201,14 @@ class RunStore:
         """Write the final weights."""
         replace_tensors(tensors, self.model)
 
+    def personal(self, method: str) -> Path:
+        """Return the file of the personal models that the clients made by a method."""
+        return self.folder / f"personal-{method}.safetensors"
+
+    def save_personal(self, method: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Write the clients' personal models."""
+        replace_tensors(tensors, self.personal(method))
+
     def save_clients(self, clients: Sequence[dict[str, Any]]) -> None:
         """Write the final model's accuracy and loss on every client's own test data."""
         write_atomically(self._clients, json.dumps(list(clients), indent=1, allow_nan=False) + "\n")

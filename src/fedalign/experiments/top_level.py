@@ -10,11 +10,12 @@ import attrs
 
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.arms import NAME
+from fedalign.rules.trust import read_trust
 from fedalign.settings.typed_values import check_type
 from fedalign.settings.validation import options_of
 from fedalign.training.schedules import Schedule
 
-SECTIONS = ("data", "model", "local", "participation", "server", "adversary", "arm")
+SECTIONS = ("data", "model", "local", "participation", "server", "adversary", "personal", "ledger", "arm")
 #: Texts, tables or lists of them, which the registry reads.
 NAMED = ("loss", "aggregator", "metrics", "track", "trackers", "client_steps", "server_steps", "callbacks")
 
@@ -53,6 +54,10 @@ def _each_once(instance: Any, attribute: attrs.Attribute[list[str]], value: list
         raise FedalignError(f"arms must name at least one arm, each once, not {value}")
 
 
+def _trust(instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
+    read_trust(value)
+
+
 def _default_arms() -> list[str]:
     return ["priority", "all", "local", "fedalign"]
 
@@ -70,7 +75,7 @@ class TopLevel:
     epsilon: int | float | Schedule = 0.2
     match: Literal["loss", "accuracy"] = "loss"
     match_on: Literal["heldout", "train"] = "heldout"
-    trust: Literal["report", "verify"] = "report"
+    trust: str = attrs.field(default="report", validator=_trust)
     free_cap: int | float = attrs.field(default=math.inf, validator=_positive)
     free_total: int | float = attrs.field(default=math.inf, validator=_positive)
     device: str = "auto"

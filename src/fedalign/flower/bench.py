@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-_MISSES = 2  # in a row; after that a client is benched
-_LONGEST = 64  # rounds
+_MISS = 16  # what a missed round adds to a client's score; a round answered in time takes 1 off
+_HIGHEST = 7 * _MISS  # benched for 64 rounds then
 
 
 @dataclass(frozen=True)
@@ -24,38 +24,44 @@ class Benched:
 
 
 class Bench:
-    """Counts the rounds in which a client did not answer in time. Each time it is benched for twice as long.
+    """Keeps a score of every client that missed a round, and benches those that miss another before it is 0 again.
 
-    A client that answers in time is trusted a little more with every round.
+    A miss counts 16, and a round answered in time takes 1 off, so that a client which hangs now and then cannot cost a
+    round the full time again and again. The higher the score, the longer it is benched: 2 rounds, then 4, up to 64.
 
     >>> bench = Bench()
     >>> bench.note(0, missed={3: "no answer in 9 s"}, answered=[4])
     {}
-    >>> bench.note(1, missed={3: "no answer in 9 s"}, answered=[4])
-    {3: Benched(until=4, rounds=2, reason='no answer in 9 s')}
-    >>> bench.at(3)[3].reason_in(3), bench.at(4)
+    >>> bench.is_reliable(3), bench.is_reliable(4)
+    (False, True)
+    >>> bench.note(1, missed={}, answered=[3, 4])
+    {}
+    >>> bench.note(2, missed={3: "no answer in 9 s"}, answered=[4])
+    {3: Benched(until=5, rounds=2, reason='no answer in 9 s')}
+    >>> bench.at(4)[3].reason_in(4), bench.at(5)
     ('benched for 1 more round: no answer in 9 s', {})
     """
 
     def __init__(self) -> None:
-        self._misses: dict[int, int] = {}
-        self._times: dict[int, int] = {}  # that a client was benched, less the rounds in which it answered since
+        self._scores: dict[int, int] = {}  # of the clients whose score is above 0
         self._benched: dict[int, Benched] = {}
+
+    def is_reliable(self, k: int) -> bool:
+        """Say whether a client has answered for long enough, so that a round may wait for it."""
+        return k not in self._scores
 
     def note(self, round: int, missed: Mapping[int, str], answered: Iterable[int]) -> dict[int, Benched]:
         """Note which clients answered in a round and which did not, and return those that are benched now."""
         for k in answered:
-            self._misses.pop(k, None)
-            if k in self._times:
-                self._times[k] -= 1
-                if not self._times[k]:
-                    del self._times[k]
+            if self._scores.get(k, 0) > 1:
+                self._scores[k] -= 1
+            else:
+                self._scores.pop(k, None)
         fresh = {}
         for k, reason in missed.items():
-            self._misses[k] = self._misses.get(k, 0) + 1
-            if self._misses[k] >= _MISSES or k in self._times:
-                self._times[k] = self._times.get(k, 0) + 1
-                rounds = min(_LONGEST, 2 ** self._times[k])
+            self._scores[k] = score = min(_HIGHEST, self._scores.get(k, 0) + _MISS)
+            if score > _MISS:
+                rounds = 2 ** ((score - 1) // _MISS)
                 fresh[k] = self._benched[k] = Benched(round + 1 + rounds, rounds, reason)
         return fresh
 

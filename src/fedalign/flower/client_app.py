@@ -21,7 +21,9 @@ from fedalign.flower.kept_model import keep_model
 from fedalign.flower.model_cache import ModelCache, cache_folder
 from fedalign.flower.node import Node
 from fedalign.flower.parcels import MISSING, MissingModelError, get_parcels, put_updates
+from fedalign.flower.personal_models import put_accuracies
 from fedalign.flower.policy import Policy
+from fedalign.flower.run_config import for_node
 from fedalign.flower.settings import Settings
 from fedalign.flower.wire import (
     MEASURE,
@@ -31,8 +33,9 @@ from fedalign.flower.wire import (
     losses,
     put_measures,
     put_outcomes,
-    put_wish_for_models,
+    put_wishes,
 )
+from fedalign.ledger.receipt import read_account
 from fedalign.rules.rule import Measure, Split
 
 log = logging.getLogger("flwr")
@@ -72,8 +75,8 @@ def hello(message: Message, context: Context) -> Message:
     node = _node(context)
     content = RecordDict({"samples": MetricRecord(dict(node.samples()))})
     content["data"] = ConfigRecord({"fingerprint": node.fingerprint()})
-    if Policy.read(context.node_config).keep_model is not None:
-        put_wish_for_models(content)
+    policy = Policy.read(context.node_config)
+    put_wishes(content, model=policy.keep_model is not None, personal=policy.wants_personal and node.is_personal)
     return Message(content, reply_to=message)
 
 
@@ -89,15 +92,50 @@ def keep(message: Message, context: Context) -> Message:
     return Message(RecordDict(), reply_to=message)
 
 
+@app.query("personal")
+def personal(message: Message, context: Context) -> Message:
+    """Make personal models of the final model, and keep them where the owner keeps models.
+
+    The reply has their test accuracies if the owner's policy allows that, and else nothing.
+    """
+    policy, node, task = Policy.read(context.node_config), _node(context), _task(message)
+    if not policy.wants_personal:
+        return decline(message, "its owner keeps no models and reports no accuracies")
+    model = get_model(message.content, node.layout.size, node.layout.dtype)
+    outcomes = node.personalise(model, int(task["client"]), int(task["rounds"]))
+    kept = []
+    if policy.keep_model is not None:
+        for name, outcome in outcomes.items():
+            tensors = node.named_tensors(outcome.model)
+            kept.append(str(keep_model(policy.keep_model, name.replace("-", "_"), tensors, context.run_id)))
+    tests = {name: None if one.test is None else one.test.accuracy for name, one in outcomes.items()}
+    policy.node_log.add(run=context.run_id, asked=message.metadata.message_type, personal=tests, kept=kept)
+    content = RecordDict()
+    if policy.report_personal:
+        put_accuracies(content, outcomes)
+    return Message(content, reply_to=message)
+
+
 @app.query("benched")
 def benched(message: Message, context: Context) -> Message:
-    """Note in the owner's log that the server leaves this client out for some rounds, because its answers were late."""
+    """Note in the owner's log that the server leaves this client out for some rounds, because it missed several."""
     task = _task(message)
-    reason = f"the server benched this node for {int(task['rounds'])} rounds: its answers came too late"
+    rounds = int(task["rounds"])
+    reason = f"the server benched this node for {rounds} rounds: its answers came too late, or could not be read"
     Policy.read(context.node_config).node_log.add(
         run=context.run_id, asked=message.metadata.message_type, round=int(task["until"]), benched=reason
     )
     log.warning(reason)
+    return Message(RecordDict(), reply_to=message)
+
+
+@app.query("account")
+def account(message: Message, context: Context) -> Message:
+    """Keep in the owner's log what the server's ledger says about this client; the reply is empty."""
+    text = str(_task(message)["account"])
+    if read_account(text) is None:
+        raise FedalignError("the account that the server sent cannot be read, or has changed on its way")
+    Policy.read(context.node_config).node_log.add(run=context.run_id, asked=message.metadata.message_type, account=text)
     return Message(RecordDict(), reply_to=message)
 
 
@@ -173,7 +211,7 @@ def _split(task: Mapping[str, Any]) -> Split:
 
 def _node(context: Context) -> Node:
     """Return this client's node; its data and model are loaded once in a process."""
-    return _made(json.dumps(dict(context.run_config)), json.dumps(dict(context.node_config)))
+    return _made(json.dumps(for_node(context.run_config)), json.dumps(dict(context.node_config)))
 
 
 @functools.lru_cache(maxsize=8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
@@ -20,6 +19,7 @@ from fedalign.protocol.metric_values import MetricValues
 from fedalign.rules.rule import Split
 
 log = logging.getLogger("flwr")
+_LARGEST = 1e100  # of a value: the sum of two that a float can just hold would end the run
 _MOST_NAMES = 10_000  # of all clients together: strangers' replies must not fill the server's memory
 
 
@@ -68,7 +68,10 @@ class ClientMetrics:
         return Order([model], content)
 
     def _read(self, answer: RecordDict) -> dict[str, float]:
-        """Take the finite numbers of an answer that have the name of a metric, or of a value of one."""
+        """Take the numbers of an answer that have the name of a metric, or of a value of one.
+
+        Those that are not finite, or that no metric has, are left out.
+        """
         record = answer.get("metrics")
         if not isinstance(record, MetricRecord):
             return {}
@@ -76,7 +79,7 @@ class ClientMetrics:
         return {
             key: value
             for key, value in numbers.items()
-            if value is not None and math.isfinite(value) and any(_belongs(key, name) for name in self._metrics)
+            if value is not None and abs(value) <= _LARGEST and any(_belongs(key, name) for name in self._metrics)
         }
 
     def _names(self, found: dict[int, dict[str, float]]) -> list[str]:

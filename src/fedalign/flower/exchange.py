@@ -9,9 +9,11 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedalign.flower.activity import Activity
+from fedalign.flower.declining import NotWilling
 from fedalign.flower.inbox import Inbox
 from fedalign.flower.patience import Patience, Quorum, Timer
 from fedalign.flower.polling import pause_after
+from fedalign.flower.replies import Unanswered, Unreadable
 from fedalign.protocol.messages import Lost
 
 _SHORTEST, _LONGEST = 0.1, 1.0  # seconds between checks for replies
@@ -31,17 +33,22 @@ class Posted:
 
 @dataclass
 class Attendees:
-    """Who answered in a round, and who did not in time and why. Those are not asked again in the round."""
+    """Who answered in a round, and who did not in time and why. Those are not asked again in the round.
+
+    Clients whose replies could not be read are ``unreadable``, with the reason.
+    """
 
     answered: set[int] = field(default_factory=set)
     missed: dict[int, str] = field(default_factory=dict)
+    unreadable: dict[int, str] = field(default_factory=dict)
 
 
 class Exchange:
     """Exchanges one message with each of several nodes. ``seconds`` is the total time spent waiting, by purpose.
 
     ``largest`` limits the bytes of the arrays in a reply. ``is_priority`` tells the role of a client. ``has_quorum``
-    says whether the answers of these priority clients are enough, so that the others need not be waited for.
+    says whether the answers of these priority clients are enough, so that the others need not be waited for, and
+    ``is_reliable`` whether a free client has answered in the last rounds, so that it counts among those waited for.
     """
 
     def __init__(
@@ -57,11 +64,12 @@ class Exchange:
         self._inbox = Inbox(grid, largest)
         self.nodes: dict[int, int] = {}  #: the Flower node of every connected client
         self.seconds: dict[str, float] = {}
+        self.posted_to: set[int] = set()  #: the clients to which the messages of the last call were really sent
         self.activity = Activity()
         self.has_quorum: Quorum = lambda answered: False
+        self.is_reliable: Callable[[int], bool] = lambda k: True
         self.round = Attendees()
         self._late: dict[str, Posted] = {}  # messages that nobody waits for any more, and that may still be answered
-        self._unreliable: set[int] = set()  # free clients that did not answer in time when they were last asked
         self._waited = 0.0
 
     def __call__(
@@ -73,6 +81,7 @@ class Exchange:
         ``again`` is for a second message to clients that asked for it: free clients have the grace time alone then.
         """
         found: dict[int, RecordDict | Lost] = {k: self._not_asked(k) for k in contents}
+        self.posted_to = set()
         self._read_late()
         busy = {posted.client for posted in self._late.values()}
         clients = []
@@ -86,9 +95,9 @@ class Exchange:
             return found
         began = self.timer.now()
         waiting = self.post(kind, {k: contents[k] for k in clients})
-        sent = {posted.client for posted in waiting.values()}
-        found |= {k: Lost("the message could not be sent") for k in clients if k not in sent}
-        self.activity.asked(purpose, sent)
+        self.posted_to = {posted.client for posted in waiting.values()}
+        found |= {k: Lost("the message could not be sent") for k in clients if k not in self.posted_to}
+        self.activity.asked(purpose, self.posted_to)
         for k, reply in self._replies(kind, waiting, began, again):
             found[k] = reply
             self.activity.answered(k, seen=not isinstance(reply, Lost))
@@ -142,7 +151,10 @@ class Exchange:
                 yield k, reply
             if enough is None and self._is_enough(asked, {p.client for p in waiting.values()}, heard, again):
                 enough = now - began
-            until = None if enough is None else began + enough + self.patience.extra(self._waited if again else enough)
+            until = None
+            if enough is not None:
+                owed = any(self._is_priority(posted.client) for posted in waiting.values())
+                until = began + enough + self.patience.extra(self._waited if again else enough, owed)
             for number, posted in list(waiting.items()):
                 reason = None
                 if now >= posted.expires:
@@ -162,19 +174,19 @@ class Exchange:
         priority = {k for k in asked if self._is_priority(k)}
         if priority & open_ and not self.has_quorum(priority & heard):
             return False
-        counted = [k for k in asked if k not in priority and k not in self._unreliable]
+        counted = [k for k in asked if k not in priority and self.is_reliable(k)]
         return again or self.patience.enough_free(counted, set(counted) - open_)
 
     def _note_answer(self, k: int, reply: RecordDict | Lost) -> None:
-        if not isinstance(reply, Lost):
-            self._unreliable.discard(k)
+        if isinstance(reply, Unanswered) and not self._is_priority(k):
+            self.round.missed[k] = reply.reason
+        elif isinstance(reply, Unreadable):
+            self.round.unreadable[k] = reply.reason
+        elif not isinstance(reply, Lost) or isinstance(reply, NotWilling):
             self.round.answered.add(k)
 
     def _give_up(self, number: str, posted: Posted, reason: str) -> None:
-        k = posted.client
-        self.round.missed[k] = reason
-        if not self._is_priority(k):
-            self._unreliable.add(k)
+        self.round.missed[posted.client] = reason
         if self.timer.now() < posted.expires:
             self._late[number] = posted
         else:

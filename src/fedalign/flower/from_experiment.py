@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedalign.errors import FedalignError
 from fedalign.experiments.additions import seed_list
 from fedalign.experiments.arms import arm_table
+from fedalign.personal.method import PersonalMethod
 
 _TOP = ("name", "rounds", "warmup", "epsilon", "match", "match_on", "trust", "free_cap", "free_total")
 _NAMED = ("model", "loss", "local", "participation", "server", "aggregator")
@@ -33,6 +35,16 @@ def choose_arm(settings: Mapping[str, Any], arm: str | None = None) -> str:
     if arm not in known:
         raise FedalignError(f"{settings['name']} has no arm {arm!r}; it has {', '.join(known)}")
     return arm
+
+
+def check_personal_methods(methods: Mapping[str, PersonalMethod]) -> None:
+    """Raise :class:`FedalignError` for a personal method that only a simulation can run."""
+    for name, method in methods.items():
+        if method.exchanges:
+            raise FedalignError(
+                f"the personal method {name} sends clients' models to other clients, which no federation over "
+                "Flower does; use refine, ditto or local-head"
+            )
 
 
 def run_settings(settings: Mapping[str, Any], arm: str) -> dict[str, Any]:
@@ -62,10 +74,44 @@ def run_settings(settings: Mapping[str, Any], arm: str) -> dict[str, Any]:
     found |= {"rule": table["rule"]} if table.keys() == {"rule"} else {"arm": table}
     found |= {key: _short(settings[key]) for key in _NAMED}
     found |= {key: list(settings[key]) or "" for key in _LISTS}
+    if table.get("ledger", "ledger" in settings):
+        found["ledger"] = settings.get("ledger") or True
     found["metrics"] = dict(settings["metrics"]) or ""
+    if "personal" in settings:
+        found["personal"] = list(settings["personal"]["methods"])
     found["seed"] = seed_list(settings["seeds"])[0]
     found["longest"] = 0.0  # a simulation has the server steps of its settings alone
-    return found | {key: settings[key] for key in _COMPUTING}
+    found |= {key: settings[key] for key in _COMPUTING}
+    # Flower runs the server in a folder of its own.
+    if settings["start"]:
+        found["start"] = _absolute(settings["start"])
+    if settings["participation"]["kind"] == "trace":
+        found["participation"] = {**settings["participation"], "path": _absolute(settings["participation"]["path"])}
+    return found
+
+
+def trust_notice(settings: Mapping[str, Any], arm: str) -> str | None:
+    """Return what to consider about an arm whose rule believes what free clients report; None for other arms.
+
+    The app has the experiment's server steps alone. So without a bound on the length there, no bound is in force.
+
+    >>> from fedalign.experiments.config import load
+    >>> "consider longest = 10.0" in trust_notice(load("synth-low").settings, "fedalign")
+    True
+    """
+    if arm_table(settings, arm).get("trust", settings["trust"]) != "report":
+        return None
+    said = 'The rule believes what free clients report, as in the experiment; consider trust = "verify".'
+    steps = [step.get("kind") for step in settings["server_steps"] if isinstance(step, Mapping)]
+    if "length-bound" not in steps:
+        said += (
+            " The experiment has no bound on the length of their updates, so none is in force; consider longest = 10.0."
+        )
+    return said
+
+
+def _absolute(path: str | Path) -> str:
+    return str(Path(path).absolute())
 
 
 def _short(table: Any) -> Any:

@@ -30,7 +30,8 @@ from fedalign.flower.texts import plain_text
 from fedalign.flower.wire import HELLO, TRAIN
 from fedalign.protocol.records import RoundRecord
 
-_PRIORITY, _HOSTILE = 2, 100
+_PRIORITY, _HOSTILE = 2, 400
+_ROUNDS = 8  # of a federation; after that most hostile nodes are benched
 _DATA = Synth(priority=_PRIORITY, free=1, samples=40, test_samples=20)
 _TURNED_AWAY = ("refused", "lost", "declined", "absent")
 
@@ -76,26 +77,29 @@ class FuzzReport:
 
 
 def fuzz(replies: int = 10_000, seed: int = 0, trust: str = "report") -> FuzzReport:
-    """Run a federation of two honest priority nodes and 100 hostile free nodes until so many hostile replies came.
+    """Run a federation of two honest priority nodes and 400 hostile free nodes until so many hostile replies came.
 
     Returns a report; an exception is one that the server raised, which must not happen.
     """
     if replies < 1:
         raise FedalignError(f"the number of replies must be at least 1, not {replies}")
-    with tempfile.TemporaryDirectory(prefix="fedalign-fuzz-") as name:
-        return _Attack(Path(name), replies, seed, trust).run()
+    report, draw = FuzzReport(), random.Random(seed)
+    while report.replies < replies:  # nodes that are benched, or whose hello was hostile, send fewer
+        with tempfile.TemporaryDirectory(prefix="fedalign-fuzz-") as name:
+            _Attack(Path(name), replies - report.replies, draw, trust).run(report)
+    return report
 
 
 class _Attack:
     """The federation: what each hostile node sent in which round, and what the server wrote about it."""
 
-    def __init__(self, folder: Path, replies: int, seed: int, trust: str) -> None:
-        self._folder, self._draw = folder, random.Random(seed)
+    def __init__(self, folder: Path, replies: int, draw: random.Random, trust: str) -> None:
+        self._folder, self._draw = folder, draw
         self._honest: dict[tuple[int, str], Message] = {}
         self._changes: dict[tuple[int, int], str] = {}  # by round and node
         self._round, self._sizes = 0, list[float]()
         nodes = {k: {"partition-id": k} for k in range(_PRIORITY + _HOSTILE)}
-        rounds = 1 + math.ceil(1.02 * replies / _HOSTILE)  # in some of them some nodes are benched
+        rounds = min(_ROUNDS, 2 + math.ceil(1.02 * replies / _HOSTILE))
         config: dict[str, Any] = {
             "model": f"{__name__}:model", "data": f"{__name__}:data", "roster": str(folder / "roster.toml"),
             "out": str(folder / "out"), "rounds": rounds, "warmup": 0.0, "rule": "fedalign",
@@ -106,8 +110,9 @@ class _Attack:
         RosterFile(tuple(entries)).write(folder / "roster.toml")
         self._settings = Settings.read(config)
 
-    def run(self) -> FuzzReport:
-        report, began = FuzzReport(), time.monotonic()
+    def run(self, report: FuzzReport) -> None:
+        """Run the federation, and add to the report what came of the replies."""
+        began = time.monotonic()
         log, said = logging.getLogger("flwr"), _Said()
         log.addHandler(said)
         try:
@@ -117,9 +122,8 @@ class _Attack:
         report.failures += [f"the log has {plain_text(line)!r}" for line in said.odd]
         for record in RunStore(self._folder / "out").history().rounds:
             self._judge(record, report)
-        report.seconds = time.monotonic() - began
-        report.megabytes = self._sizes[-1] - self._sizes[min(_PRIORITY, len(self._sizes) - 1)]
-        return report
+        report.seconds += time.monotonic() - began
+        report.megabytes += self._sizes[-1] - self._sizes[min(_PRIORITY, len(self._sizes) - 1)]
 
     def _answer(self, node: int, message: Message, answer: Callable[[], Message]) -> Any:
         kind = message.metadata.message_type

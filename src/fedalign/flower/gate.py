@@ -18,10 +18,13 @@ from fedalign.errors import FedalignError
 from fedalign.flower.declining import decline
 from fedalign.flower.guard import LOAD, PULL
 from fedalign.flower.policy import Policy
+from fedalign.flower.run_config import SERVER_CODE
 
 _FETCH = "_pull_and_store_message"  # Flower's function that fetches a message and makes a task of it
-_CODE = re.compile(r"[A-Za-z_][\w.]*\s*:\s*[A-Za-z_]")  # package.module:Name
-_ON_THE_SERVER = {"roster", "out", "resume", "start", "trackers", "track", "callbacks"}  # which a node does not load
+# package.module:Name has a colon, as in a text that is put together of several; an escape can hide one. A device may be
+# cuda:0, and no name begins with a digit.
+_CODE = re.compile(r"\\|:(?!\s*-?\d)")
+_ON_THE_SERVER = {"roster", "out", "resume", "start", *SERVER_CODE}  # paths, and code that a node does not load
 
 
 class _NotAllowedError(Exception):
@@ -89,7 +92,8 @@ class Gate:
 def foreign_code(changed: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
     """Return which setting of a run names code that the app's own settings do not name; None if there is none.
 
-    A setting such as ``client-steps`` may name any function that is installed on the node, with arguments.
+    A setting such as ``client-steps`` may name any function that is installed on the node, with arguments. Texts in
+    which an escape or quotes could hide such a name count as code, too.
 
     >>> own = {"rule": "auto", "loss": "my_app.losses:squared"}
     >>> foreign_code({"rule": "fedalign", "loss": "my_app.losses:squared", "out": "/a:b"}, own)

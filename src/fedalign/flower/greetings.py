@@ -12,7 +12,7 @@ from fedalign.flower.exchange import Exchange, Posted
 from fedalign.flower.hello import read_fingerprint, read_hello
 from fedalign.flower.members import Members
 from fedalign.flower.sample_counts import SampleCounts
-from fedalign.flower.wire import HELLO, keeps_models
+from fedalign.flower.wire import HELLO, keeps_models, wants_personal
 from fedalign.protocol.messages import Lost, Refused
 
 log = logging.getLogger("flwr")
@@ -79,6 +79,8 @@ class Greetings:
             self._members.report(k, said["train"], said["test"], counted)
             if keeps_models(answer):
                 self._members.keep_models.add(k)
+            if wants_personal(answer):
+                self._members.personal.add(k)
             return
         self._members.forget(k)  # it had data before, and has none now
         if said != before:

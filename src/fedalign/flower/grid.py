@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedalign.aggregation.aggregator import Aggregation
 from fedalign.aggregation.buffer_checks import BufferReader
+from fedalign.aggregation.cosines import update_cosines
 from fedalign.aggregation.resemblance import resemblances
 from fedalign.aggregation.update_checks import UpdateFacts, length_of, refusals
 from fedalign.errors import FedalignError
@@ -35,6 +36,7 @@ from fedalign.protocol.messages import (
     Aggregated,
     Compare,
     Compared,
+    Cosines,
     Declined,
     Evaluate,
     Invite,
@@ -108,6 +110,7 @@ class GridDriver:
             Invite: self._invite,
             Compare: self._compare,
             Resemble: self._resemble,
+            Cosines: self._cosines,
             Aggregate: self._aggregate,
             RoundDone: lambda done: None,
         }
@@ -207,6 +210,11 @@ class GridDriver:
     def _resemble(self, request: Resemble) -> dict[tuple[int, int], float]:
         assert self._received is not None
         return resemblances(request.mix, self._updates, self._received, self._layout.trainable_size)
+
+    def _cosines(self, request: Cosines) -> dict[tuple[int, int], float]:
+        assert self._received is not None
+        size = self._layout.trainable_size
+        return update_cosines(request.clients, self._updates, self._received, request.previous, size)
 
     def _aggregate(self, request: Aggregate) -> Aggregated:
         assert self._received is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
@@ -23,7 +23,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedalign.errors import FedalignError
-from fedalign.flower.replies import WORDS, Unreadable, read_reply, unreadable
+from fedalign.flower.replies import RECORDS, WORDS, Unreadable, read_reply, unreadable
 from fedalign.protocol.messages import Lost
 
 _FEW = 64  # objects of a reply without large arrays: the message, its records, their arrays
@@ -32,16 +32,37 @@ _PIECE = 1 << 20  # bytes; Flower cuts arrays into larger pieces
 
 @dataclass
 class _Arriving:
-    """A reply that the SuperLink has announced: its objects still to fetch, and those that have come."""
+    """A reply that the SuperLink has announced: its objects still to fetch, and those that have come.
+
+    ``largest`` limits the bytes of its arrays. Nothing of it is decoded before all has come and is within the limits.
+    """
 
     message: str
     missing: list[str]
+    largest: int = 0
     objects: dict[str, bytes] = field(default_factory=dict)
-    bytes: int = 0
+    arrays: int = 0  # bytes
+    words: int = 0  # bytes of everything else
+
+    def add(self, content: bytes) -> None:
+        """Add the object that was fetched; raises :class:`FedalignError` if the reply is too large with it.
+
+        Decoding takes much more memory than an object has bytes: JSON of lists some 25 times as much. So only what
+        becomes an array may be large, which is copied as it is.
+        """
+        head = content.find(b"\0") + 1
+        pieces = len(content) - head if head and content.startswith(b"ArrayChunk ") else 0
+        self.arrays += pieces
+        self.words += len(content) - pieces
+        if self.arrays > self.largest:
+            raise FedalignError(f"the arrays of its reply have more than {self.largest} bytes")
+        if self.words > WORDS:
+            raise FedalignError(f"its reply has more than {WORDS} bytes besides arrays")
+        self.objects[self.missing.pop()] = content
 
 
 class Inbox:
-    """Fetches the replies to messages. ``largest`` limits the bytes of a reply's arrays."""
+    """Fetches the replies to messages. ``largest`` limits the bytes of a reply's arrays, where it may have any."""
 
     def __init__(self, grid: Grid, largest: int) -> None:
         self._grid, self._largest = grid, largest
@@ -55,11 +76,13 @@ class Inbox:
         ``limit`` the number of seconds that nodes have.
         """
         waiting = dict.fromkeys(messages)
-        arrived = self._pull_whole(list(waiting)) if not isinstance(self._grid, HttpGrid) else self._pull_parts(waiting)
+        largest = self._largest if ArrayRecord in RECORDS[kind].values() else 0
+        over_http = isinstance(self._grid, HttpGrid)
+        arrived = self._pull_parts(waiting, largest) if over_http else self._pull_whole(list(waiting))
         for number, reply in arrived:
             if number in waiting:
                 del waiting[number]
-                yield number, reply if isinstance(reply, Lost) else read_reply(reply, kind, limit, self._largest)
+                yield number, reply if isinstance(reply, Lost) else read_reply(reply, kind, limit, largest)
 
     def forget(self, message: str) -> None:
         """Drop what has come of the reply to a message that nobody waits for any more."""
@@ -75,9 +98,9 @@ class Inbox:
             if type(number) is str:
                 yield number, reply
 
-    def _pull_parts(self, messages: Iterable[str]) -> Iterator[tuple[str, Message | Lost]]:
+    def _pull_parts(self, messages: Iterable[str], largest: int) -> Iterator[tuple[str, Message | Lost]]:
         if fresh := [i for i in messages if i not in self._arriving]:
-            yield from self._announced(fresh)
+            yield from self._announced(fresh, largest)
         for number, parts in [(i, self._arriving[i]) for i in messages if i in self._arriving]:
             reply: Message | Lost | None
             try:
@@ -89,7 +112,7 @@ class Inbox:
                 self._confirm(parts)
                 yield number, reply
 
-    def _announced(self, messages: list[str]) -> Iterator[tuple[str, Lost]]:
+    def _announced(self, messages: list[str], largest: int) -> Iterator[tuple[str, Lost]]:
         """Ask which replies there are. The SuperLink tells of each once."""
         try:
             found = self._client.PullMessages(PullAppMessagesRequest(message_ids=messages))
@@ -100,14 +123,14 @@ class Inbox:
                 yield messages[0], Unreadable("the SuperLink cannot deliver its reply")
                 return
             for one in messages:  # one of the replies is what it fails at
-                yield from self._announced([one])
+                yield from self._announced([one], largest)
             return
-        most = _FEW + 2 * self._largest // _PIECE
+        most = _FEW + 2 * largest // _PIECE
         for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             # The SuperLink has checked this number against the node. The one inside the reply is the node's word.
             number = message.metadata.reply_to_message_id
             try:
-                self._arriving[number] = _Arriving(message.metadata.message_id, _objects(tree, most))
+                self._arriving[number] = _Arriving(message.metadata.message_id, _objects(tree, most), largest)
             except FedalignError as error:
                 self._confirm(_Arriving(message.metadata.message_id, []))
                 yield number, Unreadable(str(error))
@@ -121,11 +144,8 @@ class Inbox:
                 raise FedalignError("its reply was announced, and not sent")
             if not answer.object_available:
                 return None
-            parts.bytes += len(answer.object_content)
-            if parts.bytes > self._largest + WORDS:
-                raise FedalignError(f"its reply has more than {self._largest + WORDS} bytes")
-            parts.objects[parts.missing.pop()] = answer.object_content
-        check_expansion(parts.objects, self._largest)
+            parts.add(answer.object_content)
+        check_expansion(parts.objects, parts.largest)
         message = inflate_object_from_contents(parts.message, parts.objects)
         if not isinstance(message, Message):
             raise FedalignError("its reply is not a message")

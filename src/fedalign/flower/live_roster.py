@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedalign.errors import FedalignError
 from fedalign.flower.members import Members
-from fedalign.flower.roster_file import Entry, RosterFile
+from fedalign.flower.roster_file import Entry, RosterFile, fingerprint
 from fedalign.protocol.roster import Roster
 
 log = logging.getLogger("flwr")
@@ -24,13 +24,14 @@ class LiveRoster:
     def __init__(self, path: Path, file: RosterFile, members: Members, check: Callable[[Roster], None]) -> None:
         self._path, self._file, self._members, self._check = path, file, members, check
         self._state = _state(path)
+        self._no_keys: set[int] = set()  # connected nodes whose public key cannot be read
         self.report: Report = lambda event, client=None, **details: None
 
     def connected(self, keys: Mapping[int, bytes]) -> dict[int, int]:
         """Return the client of every node that takes part, given the nodes' public keys; strangers become clients."""
         self._read_again()
         found = {}
-        for node, entry in sorted(self._file.who(keys).items(), key=lambda one: one[1].key):
+        for node, entry in sorted(self._file.who(self._fingerprints(keys)).items(), key=lambda one: one[1].key):
             if self._members.number(entry) is None:
                 self._members.add(entry)
                 self.report("client_joined", entry.name, key=entry.key)
@@ -38,6 +39,23 @@ class LiveRoster:
             k = self._members.number(entry)
             assert k is not None
             found[node] = k
+        return found
+
+    def _fingerprints(self, keys: Mapping[int, bytes]) -> dict[int, str]:
+        """Return the fingerprints of nodes' keys.
+
+        A SuperLink that does not authenticate nodes takes anything for a key. A node with something else takes no part,
+        and is reported once.
+        """
+        self._no_keys &= keys.keys()
+        found = {}
+        for node, key in keys.items():
+            try:
+                found[node] = fingerprint(key)
+            except FedalignError as error:
+                if node not in self._no_keys:
+                    log.warning("node %d takes no part: %s", node, error)
+                self._no_keys.add(node)
         return found
 
     def _read_again(self) -> None:

@@ -32,6 +32,7 @@ class Members:
         self._most: dict[int, int] = {}
         self._removed: set[int] = set()
         self.keep_models: set[int] = set()  #: the clients whose owners keep delivered models
+        self.personal: set[int] = set()  #: the clients whose owners want personal models
 
     def edit(self, entries: Sequence[Entry]) -> None:
         """Take over the entries of an edited roster; clients that are not among them are removed.

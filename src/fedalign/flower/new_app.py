@@ -16,7 +16,7 @@ from typing import Any
 from fedalign.errors import FedalignError
 from fedalign.experiments.experiment import Experiment
 from fedalign.flower.flat_local import LOCAL_KEYS
-from fedalign.flower.from_experiment import choose_arm, run_settings
+from fedalign.flower.from_experiment import check_personal_methods, choose_arm, run_settings
 from fedalign.flower.run_config import flat, in_line, key_in_line
 from fedalign.settings.user_modules import loaded
 
@@ -40,7 +40,11 @@ def create(folder: Path, experiment: Experiment | None = None, arm: str | None =
     parts = ("pyproject.toml", "README.md", "LICENSE", "client_app.py", "server_app.py", "task.py")
     texts = {part: (source / f"{part}.txt").read_text(encoding="utf-8") for part in parts}
     if experiment is not None:
-        settings = run_settings(experiment.settings, choose_arm(experiment.settings, arm))
+        chosen = choose_arm(experiment.settings, arm)
+        check_personal_methods(experiment.personal(chosen))
+        settings = run_settings(experiment.settings, chosen)
+        if experiment.folder is not None and any(parts[0] == package for parts in _modules(experiment.folder)):
+            raise FedalignError(f"the app would have the name of your module {package!r}; choose another folder")
         texts["pyproject.toml"] = _with_settings(texts["pyproject.toml"], settings)
         task = (source / "experiment_task.py.txt").read_text(encoding="utf-8")
         table = pformat(_data(experiment), sort_dicts=False, width=100)
@@ -74,14 +78,19 @@ def _data(experiment: Experiment) -> dict[str, Any]:
     return table
 
 
+def _modules(home: Path) -> dict[tuple[str, ...], Path]:
+    """Return the files of the user's modules from beside the experiment's file, by the parts of their paths there."""
+    files = [Path(str(module.__file__)).resolve() for module in loaded()]
+    home = home.resolve()
+    return {path.relative_to(home).with_suffix("").parts: path for path in files if path.is_relative_to(home)}
+
+
 def _copy_modules(home: Path, folder: Path) -> list[Path]:
-    """Copy the user's modules from beside the experiment's file, so that the app finds them under their names."""
+    """Copy the user's modules, so that the app finds them under their names."""
     copied = []
-    for module in loaded():
-        path = Path(str(module.__file__)).resolve()
-        if path.is_relative_to(home.resolve()):
-            target = folder / path.relative_to(home.resolve())
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-            copied.append(target)
+    for path in _modules(home).values():
+        target = folder / path.relative_to(home.resolve())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        copied.append(target)
     return copied

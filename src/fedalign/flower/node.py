@@ -19,6 +19,7 @@ from fedalign.flower.client_metrics import split_over_flower
 from fedalign.flower.packing import Packing
 from fedalign.flower.settings import Settings, function
 from fedalign.metrics.metric import failure
+from fedalign.personal.method import PersonalOutcome, head_of
 from fedalign.protocol.messages import Outcomes
 from fedalign.rules.rule import Measure, Split
 from fedalign.simulation.device import matmul_precision, resolve_device
@@ -27,6 +28,8 @@ from fedalign.simulation.engine.named import make_engine
 from fedalign.simulation.engine.outputs import OutputReader
 from fedalign.simulation.engine.pairs import PairJob
 from fedalign.simulation.model_checks import check_model, check_repeatable
+from fedalign.simulation.personal_work import FinishedRun, personal_outcomes
+from fedalign.simulation.spec import check_personal
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,9 @@ class Node:
         data = Data([self._federation.pool], device, next(template.parameters()).dtype)
         recipe = settings.recipe
         self._local, self._client_steps = settings.make_local(), recipe.client_steps
+        self._personal = settings.make_personal()
+        for method in self._personal.values():
+            method.check(template)
         accuracy = check_model(template, data, [self._federation], recipe.loss)
         if settings.make_rule().needs_accuracy and not accuracy:
             raise FedalignError("matching on accuracy needs a task with classes; this one has none: use match='loss'")
@@ -157,6 +163,33 @@ class Node:
         job = PairJob((first, second), self._federation.pool, {0: self._client.rows(split)})
         with matmul_precision(self.settings.tf32):
             return self._engine.pairs.compare([job])[0].get(0)
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether the settings have personal methods."""
+        return bool(self._personal)
+
+    def personalise(self, model: torch.Tensor, client: int, rounds: int) -> dict[str, PersonalOutcome]:
+        """Make personal models of the final model by the methods of the settings, and measure them.
+
+        Raises :class:`FedalignError` if this client has no held-out data that a method needs.
+        """
+        check_personal(self._personal, self._federation)
+        run = FinishedRun(
+            self._federation,
+            self._personal,
+            served=model.to(self._device),
+            initial=self.layout.flatten(self._template).to(self._device),
+            local=self._local,
+            seed=self.settings.seed,
+            rounds=rounds,
+            head=head_of(self._template),
+            keep=True,
+            number=client,
+        )
+        with matmul_precision(self.settings.tf32):
+            (found,) = personal_outcomes(self._engine, [run])
+        return {name: outcomes[0] for name, outcomes in found.items()}
 
     def train(
         self, model: torch.Tensor, client: int, round: int, rounds: int, correction: torch.Tensor | None = None

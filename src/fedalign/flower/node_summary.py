@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedalign.flower.own_accounts import as_json
+
 
 @dataclass
 class RunSummary:
@@ -14,7 +16,8 @@ class RunSummary:
 
     ``asked`` counts messages by their type and ``declined`` those that were declined, by the reason. ``losses`` are
     this client's own, of the models that it was asked to train, with the round; ``global_losses`` are those of the
-    priority clients. ``models`` are the files in which final models were kept.
+    priority clients. ``models`` are the files in which final models were kept. ``account`` is what the server's ledger
+    says about this client.
     """
 
     run: str
@@ -27,10 +30,12 @@ class RunSummary:
     losses: list[tuple[int, float]] = field(default_factory=list)
     global_losses: list[tuple[int, float]] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
+    account: str = ""  #: the last one that the server sent, as it was sent
 
     def as_json(self) -> dict[str, Any]:
         """Return the values for JSON."""
-        return {**vars(self), "asked": dict(self.asked), "declined": dict(self.declined)}
+        account = as_json(self.account)
+        return {**vars(self), "asked": dict(self.asked), "declined": dict(self.declined), "account": account}
 
 
 def summarize(lines: Iterable[Mapping[str, Any]]) -> list[RunSummary]:
@@ -57,6 +62,8 @@ def summarize(lines: Iterable[Mapping[str, Any]]) -> list[RunSummary]:
         for key, values in (("loss", run.losses), ("global_loss", run.global_losses)):
             if isinstance(line.get(key), int | float):
                 values.append((int(line.get("round", 0)), float(line[key])))
+        run.account = str(line.get("account", run.account))
         if "kept" in line:
-            run.models.append(line["kept"])
+            kept = line["kept"]
+            run.models += kept if isinstance(kept, list) else [kept]  # personal models are several
     return list(runs.values())

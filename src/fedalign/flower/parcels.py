@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedalign.errors import FedalignError
-from fedalign.flower.model_cache import ModelCache, digest
+from fedalign.flower.model_cache import ModelCache, digest, is_digest
 from fedalign.flower.packing import Packing
 from fedalign.flower.wire import get_models, put_models
 
@@ -54,12 +54,15 @@ def get_parcels(content: RecordDict, packing: Packing, cache: ModelCache) -> lis
     """Return the models of a message on the client, from the message, the cache or the initial model.
 
     Raises :class:`MissingModelError` if a model is named that is in neither, and :class:`FedalignError` if a message is
-    damaged. All models are in the cache afterwards.
+    damaged, or names a model by something else than a digest. All models are in the cache afterwards.
     """
     record = content.get("models")
     if not isinstance(record, ConfigRecord):
         return list(get_models(content, len(packing.initial), packing.initial.dtype))
     names, bases, rounded, sent = (_list(record, key) for key in ("names", "bases", "rounded", "sent"))
+    for name in [*names, *filter(None, bases)]:
+        if not isinstance(name, str) or not is_digest(name):  # it must not become a path on this node
+            raise FedalignError("the server's message names a model by something else than its SHA-256")
     parts = iter(_get_packed(content, sum(map(bool, sent))))
     exact = replace(packing, transport="exact")
     here: dict[str, torch.Tensor] = {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 
 _PART = 0.5  # of the time that the others needed
+_LEAST = 1.0  # seconds of grace in a round that takes less, unless the setting is shorter
 
 
 class Timer:
@@ -39,14 +40,20 @@ class Patience:
         """Return how long a client has at most."""
         return self.timeout if priority else self.free_timeout
 
-    def extra(self, waited: float) -> float:
-        """Return the grace time, given the seconds in which enough clients answered: half as long again, or more.
+    def extra(self, waited: float, for_priority: bool = False) -> float:
+        """Return the grace time, given the seconds in which enough clients answered.
+
+        It is ``grace``, or half of the time that they took where that is longer. If free clients alone are missing it
+        is no longer than they took: a straggler at most doubles a short wait. Priority clients are given all of it.
 
         >>> patience = Patience(600.0, 600.0, grace=5.0)
-        >>> patience.extra(2.0), patience.extra(300.0)
-        (5.0, 150.0)
+        >>> patience.extra(0.2), patience.extra(2.0), patience.extra(8.0), patience.extra(300.0)
+        (1.0, 2.0, 5.0, 150.0)
+        >>> patience.extra(2.0, for_priority=True)
+        5.0
         """
-        return max(self.grace, _PART * waited)
+        grace = self.grace if for_priority else min(self.grace, max(_LEAST, waited))
+        return max(_PART * waited, grace)
 
     def enough_free(self, asked: Collection[int], answered: Set[int]) -> bool:
         """Say whether the necessary part of the free clients that were asked has answered.

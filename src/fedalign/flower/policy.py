@@ -2,8 +2,9 @@
 
 They are set in ``--node-config``: ``opt-out=true``, ``max-epsilon=0.5`` (a wider ε becomes this one, and a rule without
 ε gets this one), ``max-loss=2.0`` (decline models with a higher loss), ``rounds-a-day=20``, ``apps="SHA-256 …"`` (the
-only apps that may run), ``keep-model="FILE"`` and ``log="FILE"``. ``fedalign flower node`` enforces them before any
-code of an app runs (``guard.py``); FedALIGN's own app asks them as well.
+only apps that may run), ``keep-model="FILE"``, ``report-personal=true`` (tell the accuracies of personal models) and
+``log="FILE"``. ``fedalign flower node`` enforces them before any code of an app runs (``guard.py``); FedALIGN's own app
+asks them as well.
 """
 
 from __future__ import annotations
@@ -26,6 +27,23 @@ from fedalign.settings.validation import options_of
 
 _DAY = 86_400
 _ALIKE = 0.7  # of difflib: a key this close to one of the policy's is taken for a misspelt one
+_LIMITS = ("opt-out", "max-epsilon", "max-loss", "rounds-a-day", "apps")
+#: A key of the owner's with one of these words may be meant as a limit, and must not be without effect.
+_WORDS = {
+    "app",
+    "apps",
+    "opt",
+    "optin",
+    "optout",
+    "epsilon",
+    "eps",
+    "loss",
+    "rounds",
+    "train",
+    "limit",
+    "limits",
+    "max",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,7 @@ class Policy:
     apps: str = ""
     cache_mb: int = 2048  #: how large the cache of models on disk may grow; 0: keep none
     keep_model: Path | None = None
+    report_personal: bool = False  #: tell the server the test accuracies of personal models
     log: Path | None = None
 
     def __post_init__(self) -> None:
@@ -65,21 +84,45 @@ class Policy:
     def read(cls, config: Mapping[str, Any]) -> Policy:
         """Read a node's settings; other keys are for the data function.
 
-        A key that looks like one of the policy's raises a :class:`FedalignError`, unless it begins with ``data-``.
+        A key that looks like one of the policy's, or like a limit, raises a :class:`FedalignError`, unless it begins
+        with ``data-``.
         """
         known = {name.replace("_", "-"): option for name, option in options_of(cls).items()}
         given: dict[str, Any] = {}
         for key, value in config.items():
             if key in known:
                 given[key.replace("-", "_")] = check_type(f"the node's {key}", value, known[key].annotation)
+            elif key.startswith("data-"):
+                continue
             elif (meant := _resembled(key, known)) is not None:
                 raise FedalignError(
                     f"unknown key {key!r}; did you mean {meant!r}? Keys of your own may begin with data-"
                 )
+            elif _words(key) & _WORDS:
+                raise FedalignError(
+                    f"unknown key {key!r}, which looks like a limit; the limits are {', '.join(_LIMITS)}. "
+                    "Keys of your own may begin with data-"
+                )
+        if "apps" in given and not given["apps"].replace(",", " ").split():  # such as a variable that is not set
+            raise FedalignError("the node's apps name no app; leave them out to let any app run, or set opt-out=true")
         for name in ("log", "keep_model"):
             if given.get(name) is not None:
                 given[name] = given[name].expanduser() if given[name] != Path() else None
         return cls(**given)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """The limits that are in force, as they are written in the config; of the apps, how many there are.
+
+        >>> Policy(opt_out=True, max_loss=2.0, apps="a" * 64).limits
+        ('opt-out=true', 'max-loss=2', 'apps (1)')
+        """
+        numbers = {"max-epsilon": self.max_epsilon, "max-loss": self.max_loss, "rounds-a-day": self.rounds_a_day}
+        return (
+            *(["opt-out=true"] if self.opt_out else []),
+            *(f"{name}={value:g}" for name, value in numbers.items() if value is not None),
+            *([f"apps ({len(self.allowed_apps)})"] if self.allowed_apps else []),
+        )
 
     @property
     def allowed_apps(self) -> frozenset[str]:
@@ -90,6 +133,11 @@ class Policy:
     def limits_an_app(self) -> bool:
         """Whether there is a limit that only FedALIGN's own app keeps: an app of another kind may not run then."""
         return any(getattr(self, name) is not None for name in ("max_epsilon", "max_loss", "rounds_a_day"))
+
+    @property
+    def wants_personal(self) -> bool:
+        """Whether personal models are of use to the owner: it keeps them, or lets their accuracies be reported."""
+        return self.keep_model is not None or self.report_personal
 
     @property
     def node_log(self) -> NodeLog:
@@ -174,9 +222,25 @@ class Policy:
 def _resembled(key: str, known: Iterable[str]) -> str | None:
     """Return the key of the policy that another one resembles, whatever its capitals, hyphens and underscores.
 
+    A table of a TOML file gives dotted keys. Each part of such a key is compared, too.
+
     >>> _resembled("Opt_Out", ["opt-out", "log"]), _resembled("partition-id", ["opt-out", "log"])
     ('opt-out', None)
+    >>> _resembled("policy.opt-out", ["opt-out", "log"])
+    'opt-out'
     """
     plain = {re.sub("[^a-z0-9]", "", name.lower()): name for name in known}
-    close = difflib.get_close_matches(re.sub("[^a-z0-9]", "", key.lower()), plain, n=1, cutoff=_ALIKE)
-    return None if key.startswith("data-") or not close else plain[close[0]]
+    for part in (key, *key.split(".")):
+        close = difflib.get_close_matches(re.sub("[^a-z0-9]", "", part.lower()), plain, n=1, cutoff=_ALIKE)
+        if close:
+            return plain[close[0]]
+    return None
+
+
+def _words(key: str) -> set[str]:
+    """Return the words of a key, in small letters.
+
+    >>> sorted(_words("site.allowedApps")), sorted(_words("LOSS_limit2"))
+    (['allowed', 'apps', 'site'], ['limit', 'loss'])
+    """
+    return {word.lower() for word in re.findall("[A-Z]*[a-z]+|[A-Z]+", key)}

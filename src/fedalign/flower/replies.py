@@ -15,13 +15,15 @@ from flwr.common.constant import ErrorCode
 from fedalign.errors import FedalignError
 from fedalign.flower.declining import DECLINED, NotWilling
 from fedalign.flower.texts import plain_text
-from fedalign.flower.wire import HELLO, KEEP, MEASURE, TRAIN
+from fedalign.flower.wire import ACCOUNT, HELLO, KEEP, MEASURE, PERSONAL, TRAIN
 from fedalign.protocol.messages import Lost
 
 #: The records that a reply to each kind of message may have, with their types. A reply with another one is refused.
 RECORDS: Mapping[str, Mapping[str, type]] = {
     HELLO: {"samples": MetricRecord, "wishes": ConfigRecord, "data": ConfigRecord},
     KEEP: {},
+    PERSONAL: {"personal": MetricRecord},
+    ACCOUNT: {},
     MEASURE: {"measures": MetricRecord, "outcomes": MetricRecord, "metrics": MetricRecord, "missing": ConfigRecord},
     TRAIN: {"measures": MetricRecord, "model": ArrayRecord, "declined": ConfigRecord, "missing": ConfigRecord},
 }
@@ -33,6 +35,10 @@ _LARGEST_INT = 1 << 64
 
 class Unreadable(Lost):
     """A reply came, and failed the checks; ``reason`` says why. The server refuses it."""
+
+
+class Unanswered(Lost):
+    """The SuperLink says that no reply comes: the node's time is over, or it is gone."""
 
 
 def read_reply(reply: Message, kind: str, limit: float, largest: int) -> RecordDict | Lost:
@@ -155,9 +161,9 @@ class _Budget:
 def _failure(code: object, reason: object, limit: float) -> Lost:
     """Say in words what an error reply means: the SuperLink or the node sent it in place of an answer."""
     if code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
-        return Lost(f"no answer in {limit:g} s")
+        return Unanswered(f"no answer in {limit:g} s")
     if code == ErrorCode.NODE_UNAVAILABLE:
-        return Lost("its node has stopped answering")
+        return Unanswered("its node has stopped answering")
     lines = reason[-10_000:].strip().splitlines() if type(reason) is str else []
     if code == DECLINED:
         return NotWilling(plain_text(lines[-1] if lines else "no reason given"))

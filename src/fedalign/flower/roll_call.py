@@ -57,6 +57,7 @@ class RollCall:
         self.greetings = Greetings(self.exchange, self.members, counts, self._needed)
         self.attendance = Attendance(participation, self.members, settings.seed)
         self._bench = Bench()
+        self.exchange.is_reliable = self._bench.is_reliable
         self.report: Report = lambda event, client=None, **details: None
         self._live.report = counts.report = lambda *event, **details: self.report(*event, **details)
 
@@ -82,13 +83,17 @@ class RollCall:
         return self.attendance.weight(clients) >= self._settings.quorum - 1e-9
 
     def begin(self, round: int) -> None:
-        """Begin a round: bench free clients that did not answer in time in the last rounds, and tell them so."""
+        """Begin a round: bench free clients that missed some of the last rounds, and tell them so.
+
+        A client missed a round if it did not answer in time, or if its answer could not be read.
+        """
         before, every = self.exchange.next_round(), self._settings.refresh
         if every and round and round % every == 0:
             self.greetings.refresh([k for k in self.exchange.nodes if self.members.has_reported(k)])
         for k in self._bench.returning(round):
             self.report("client_returns", self.members.name(k))
-        missed = {k: why for k, why in before.missed.items() if not self.members.is_priority(k)}
+        found = {**before.unreadable, **before.missed}
+        missed = {k: why for k, why in found.items() if not self.members.is_priority(k)}
         for k, benched in self._bench.note(round - 1, missed, before.answered - missed.keys()).items():
             name = self.members.name(k)
             log.warning("%s is benched for %d rounds: %s", name, benched.rounds, benched.reason)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from fedalign.errors import FedalignError, nearest
@@ -102,12 +101,11 @@ class RosterFile:
             raise FedalignError(f"the roster has no client {client!r}; {nearest(client, names)}")
         return RosterFile(kept, self.unknown)
 
-    def who(self, keys: Mapping[int, bytes]) -> dict[int, Entry]:
-        """Return the entries of nodes, given their public keys; unknown nodes are left out, or are free clients."""
+    def who(self, fingerprints: Mapping[int, str]) -> dict[int, Entry]:
+        """Return the entries of nodes, given their keys' fingerprints; unknown nodes are left out, or free clients."""
         known = {entry.key: entry for entry in self.entries}
         found = {}
-        for node, key in keys.items():
-            digest = fingerprint(key)
+        for node, digest in fingerprints.items():
             if digest in known:
                 found[node] = known[digest]
             elif self.unknown == "free":
@@ -143,13 +141,15 @@ def _entry(table: Any, path: Path) -> Entry:
 
 
 def fingerprint(key: bytes) -> str:
-    """Return the SHA-256 of a public key, in the OpenSSH or the PEM format; both formats give the same."""
+    """Return the SHA-256 of a public key, in the OpenSSH or the PEM format; both formats give the same.
+
+    Raises :class:`FedalignError` for bytes that are no key: a stranger's node may have sent them.
+    """
     load = (
         serialization.load_ssh_public_key if key.startswith((b"ecdsa-", b"ssh-")) else serialization.load_pem_public_key
     )
     try:
-        loaded = load(key)
-    except (ValueError, UnsupportedAlgorithm) as error:
+        plain = load(key).public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    except Exception as error:  # the reader raises more than it says, such as NotImplementedError
         raise FedalignError(f"this is not a public key: {key[:40]!r}") from error
-    plain = loaded.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(plain).hexdigest()

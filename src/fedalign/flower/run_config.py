@@ -22,6 +22,18 @@ _SIMULATED = {
     "theory": "the theory's constants need the data of all clients, which stay on the nodes",
 }
 
+#: The settings that may name code which runs on the server alone; a node's gate lets them pass.
+SERVER_CODE = ("callbacks", "trackers", "track")
+
+
+def for_node(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run configuration without :data:`SERVER_CODE`, so that a node imports nothing which these name.
+
+    >>> for_node({"lr": 0.1, "callbacks": "package.module:Name", "track.kind": "csv"})
+    {'lr': 0.1}
+    """
+    return {key: value for key, value in config.items() if key.split(".")[0] not in SERVER_CODE}
+
 
 def nested(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run configuration as nested tables, with lists in place of their texts.

@@ -26,6 +26,8 @@ def plan_of(settings: Settings, layout: Layout, members: Members) -> Plan:
         match_on=rule.match_on or settings.match_on,
         server=server,
         work=LiveWork(members, settings.make_local()),
+        ledger=settings.make_ledger(),
+        seed=settings.seed,
     )
 
 

@@ -24,8 +24,10 @@ from fedalign.flower.client_metrics import ClientMetrics
 from fedalign.flower.delivery import deliver_models, may_have
 from fedalign.flower.grid import BelowQuorumError, GridDriver, RoundFailedError
 from fedalign.flower.live_roster import roster_changes
+from fedalign.flower.own_accounts import send_accounts, servers_signer
 from fedalign.flower.packing import Packing
 from fedalign.flower.patience import Timer
+from fedalign.flower.personal_models import PersonalModels
 from fedalign.flower.polling import pause_after
 from fedalign.flower.roster_file import RosterFile
 from fedalign.flower.run_folder import open_run
@@ -36,6 +38,7 @@ from fedalign.flower.server_log import server_log
 from fedalign.flower.server_status import PausedError, ServerStatus
 from fedalign.flower.settings import Settings
 from fedalign.flower.shipping import Traffic
+from fedalign.ledger.writer import LedgerWriter
 from fedalign.protocol.messages import RoundDone, Snapshot
 from fedalign.registry import ALGORITHMS
 from fedalign.simulation.engine.layout import Layout
@@ -77,6 +80,8 @@ class Server:
         model = ModelIdentity.of(self._module)
         former = read_identity(self.folder) if settings.resume else None
         note = None if former is None else former.check_model(model, self.folder)
+        for method in settings.make_personal().values():
+            method.check(self._module)
         packing = Packing.of(settings)
         self._driver = GridDriver(grid, settings, roster, self._layout, packing, timer, former)
         self._plan = plan_of(settings, self._layout, self._driver.members)
@@ -89,7 +94,9 @@ class Server:
             settings.arm_name, settings.seed, settings.rounds, folder=self.folder, home=self.folder,
             metrics=tuple(settings.make_metrics()), experiment=settings.name or "flower", settings=settings.as_table(),
         )  # fmt: skip
-        for callback in (*callbacks, *trackers):
+        self._signer = None if self._plan.ledger is None else servers_signer(self._plan.ledger)
+        ledger = [] if self._plan.ledger is None else [LedgerWriter(self._plan.ledger, self._signer)]
+        for callback in (*callbacks, *ledger, *trackers):
             callback.check(planned)
         self._metrics = ClientMetrics(settings, self._driver.exchange, self._driver.shipping, self._driver.members)
         self._store = RunStore(self.folder)
@@ -110,7 +117,7 @@ class Server:
         self._status = ServerStatus(self.folder, run_id, settings.quorum, driver.exchange, driver.members)
         recorder = Recorder(self._store, None, settings.rounds)
         report = RunReport(self.folder)
-        self._callbacks: list[Callback] = [*callbacks, recorder, report, self._status, *trackers]
+        self._callbacks: list[Callback] = [*callbacks, *ledger, recorder, report, self._status, *trackers]
         past = tuple(self._store.history().rounds[: self._snapshot.round])
         self._info = replace(planned, start=self._snapshot.round, last=opened.last, past=past)
 
@@ -147,13 +154,19 @@ class Server:
                 self._driver.early.forget()  # a measure may be what failed
                 self._await_quorum()
         final, history = self._snapshot.tensors["model"], self._store.history()
-        clients = self._driver.measure_finally(final, len(history.rounds[-1].clients))
-        result = SimulationResult(self._as_module(final), history, clients=clients, stopped=self._stopped)
-        notify_end([(self._callbacks, result)])
-        members = self._driver.members
-        self._driver.exchange.next_round()  # whoever was late in the last round may have the model nevertheless
+        members, present = self._driver.members, len(history.rounds[-1].clients)
+        clients = self._driver.measure_finally(final, present)
         allowed = may_have(settings.deliver, members, history)
+        asking = PersonalModels(settings.make_personal(), self._driver.exchange, members, self.audit)
+        personal = asking.ask(final, allowed, present, settings.rounds)
+        result = SimulationResult(
+            self._as_module(final), history, clients=clients, stopped=self._stopped, personal=personal
+        )
+        notify_end([(self._callbacks, result)])
+        self._driver.exchange.next_round()  # whoever was late in the last round may have the model nevertheless
         deliver_models({"final": final}, allowed, self._driver.exchange, members, self.audit)
+        if self._signer is not None:
+            send_accounts(self.folder, self._signer, self._driver.exchange, members, self.audit)
         self.audit.add("run_ended", rounds=self._snapshot.round, stopped=str(self._stopped or ""))
         log.info("%s: %d rounds, in %s", self._stopped or "done", self._snapshot.round, self.folder)
 
@@ -226,7 +239,9 @@ class Server:
         """Wait until enough priority clients are connected and have reported.
 
         Free clients that are connected by then have the grace time to report, too; who comes later joins a later round.
+        It is the whole setting here: nodes that have waited for a run look for messages every few seconds.
         """
+        patience = self._settings.patience
         driver, timer = self._driver, self._driver.exchange.timer
         began = timer.now()
         ready: float | None = None  # when the quorum was there
@@ -234,7 +249,7 @@ class Server:
             online, now = driver.online(), timer.now()
             if driver.members.weight(online) >= self._settings.quorum - 1e-9:
                 ready = now if ready is None else ready
-                extra = self._settings.patience.extra(ready - began)
+                extra = patience.extra(ready - began, for_priority=True)
                 if now - ready >= extra or not driver.roll.unheard(priority=False):
                     self._status.running()
                     return

@@ -17,9 +17,12 @@ from fedalign.experiments.recipe import Recipe, resolve_recipe
 from fedalign.experiments.start import read_weights, with_weights
 from fedalign.experiments.top_level import TopLevel, resolve_top_level
 from fedalign.flower.flat_local import LOCAL_KEYS, local_table
+from fedalign.flower.from_experiment import check_personal_methods
 from fedalign.flower.patience import Patience
 from fedalign.flower.run_config import nested
+from fedalign.ledger.ledger import Ledger
 from fedalign.metrics.metric import Metric
+from fedalign.personal.method import PersonalMethod
 from fedalign.registry import MODELS
 from fedalign.rules.rule import Rule
 from fedalign.settings.typed_values import check_type
@@ -55,7 +58,7 @@ class Settings:
     epsilon: float | Table = 0.2
     match: Literal["loss", "accuracy"] = "loss"
     match_on: Literal["heldout", "train"] = "heldout"
-    trust: Literal["report", "verify"] = "verify"  #: `report`: believe what free clients report
+    trust: str = "verify"  #: may have options, as in `verify(within=4.0)`; `report`: believe what free clients report
     fallback: bool = True  #: for the rule `auto` with the trust `report`; verified rules always have one
     cosine: float = -0.1  #: for the rule `auto` and for verified rules
     loss: str | Table = "cross-entropy"
@@ -70,6 +73,8 @@ class Settings:
     track: str | list[Any] = ""  #: another name of `trackers`
     callbacks: str | list[Any] = ""  #: other callbacks on the server, such as `early-stopping(patience=5)`
     metrics: str | list[Any] | Table = ""  #: what clients compute on their data, such as `f1; recall(on='heldout')`
+    personal: str | list[Any] | Table = ""  #: what nodes make of the final model for their owners, such as `refine`
+    ledger: bool | str | Table = False  #: true, a method or a table: value every client in every round
     lr: float | Table = 0.1
     epochs: int = 1
     batch_size: int | Literal["full"] = 50
@@ -85,7 +90,7 @@ class Settings:
     timeout: float = 600.0  #: seconds that clients have to answer a request
     free_timeout: float = 0.0  #: seconds that free clients have; 0: as long as priority clients
     free_part: float = 0.5  #: of the free clients; when they and the quorum have answered, the grace time begins
-    grace: float = 5.0  #: seconds, at least, that a round then waits for the others; also half of the time so far
+    grace: float = 5.0  #: seconds that a round then waits for the others; for free clients no longer than so far
     refresh: int = 10  #: after so many rounds clients are asked again how many samples they have; 0: never
     wait: float = 120.0  #: seconds to wait at the start, and before a repeated round, for the quorum
     quorum: float = 1.0  #: the fraction of the priority clients' weight that must answer
@@ -129,9 +134,10 @@ class Settings:
                 "write an inverse-time schedule with the mu and gamma that fedalign theory advise gives"
             )
         local.check(self.rounds)
-        check_scaffold(rule, local)
+        check_scaffold(rule, local, self.make_ledger())
         if ":" not in MODELS.split("model", self.model)[1]:  # users' own code is looked for when it is needed
             MODELS.resolve("model", self.model)
+        check_personal_methods(self.make_personal())
         for made in ("aggregator", "client_steps", "server_steps", "metrics"):
             getattr(recipe, made)
 
@@ -188,6 +194,8 @@ class Settings:
             "trackers": self.trackers,
             "track": self.track,
             "metrics": self.metrics,
+            **({"personal": self.personal} if self.personal else {}),
+            "ledger": self.ledger,
         }
         settings = resolve_top_level(
             {**shared, "name": self.name or _ARM, "free_total": self.free_total or math.inf, "arms": [_ARM]}
@@ -231,6 +239,10 @@ class Settings:
             raise FedalignError(f"rule is {self.arm_name!r}, which has no server; choose a rule that has one")
         return rule
 
+    def make_ledger(self) -> Ledger | None:
+        """Make the ledger that the server keeps; None: it keeps none."""
+        return self.recipe.ledger(_ARM)
+
     def make_trackers(self, report: Report = warn) -> list[Callback]:
         """Make the trackers on the server; ``report`` is told if one fails."""
         return self.recipe.make_trackers(report)
@@ -238,6 +250,10 @@ class Settings:
     def make_callbacks(self) -> list[Callback]:
         """Make the other callbacks that the server tells of every round."""
         return self.recipe.make_callbacks()
+
+    def make_personal(self) -> dict[str, PersonalMethod]:
+        """Make the methods by which nodes make personal models of the final one."""
+        return self.recipe.personal(_ARM)
 
     def make_metrics(self) -> dict[str, Metric]:
         """Make the metrics that every client computes on its own data."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from flwr.app import Array, RecordDict
+from flwr.app import Array, ConfigRecord, RecordDict
 
 from fedalign.flower.exchange import Exchange
 from fedalign.flower.model_cache import digest
@@ -25,7 +25,8 @@ _MOST_LOSSES = 3  # of a client's cache; after that it is not relied on
 class Traffic:
     """What crossed the wire in a round: models, and bytes of messages' contents, from and to all clients.
 
-    A model that is named by its hash is not sent, and not counted.
+    A model that is named by its hash is not sent, and not counted. Nor is a message that was not sent, as to a client
+    that is still busy. SCAFFOLD's correction is as large as a model; the bytes have it, and the models do not.
     """
 
     models_down: int = 0
@@ -64,13 +65,13 @@ class Shipping:
         """
         names = {k: self._names(order.models, orders) for k, order in orders.items()}
         contents = {k: self._content(k, order, names[k]) for k, order in orders.items()}
-        answers = self._exchanged(kind, contents, purpose)
+        answers = self._exchanged(kind, orders, contents, purpose)
         if again := [k for k, answer in answers.items() if not isinstance(answer, Lost) and MISSING in answer]:
             for k in again:
                 self._has[k] = {}
                 self._losses[k] = self._losses.get(k, 0) + 1
             whole = {k: self._content(k, orders[k], names[k], whole=True) for k in again}
-            answers |= self._exchanged(kind, whole, purpose, again=True)
+            answers |= self._exchanged(kind, orders, whole, purpose, again=True)
         for k, answer in answers.items():
             if not isinstance(answer, Lost) and MISSING in answer:
                 answers[k] = Lost("it lost the models of a message twice")
@@ -93,10 +94,18 @@ class Shipping:
         return get_updates(answer, received, self._packing)
 
     def _exchanged(
-        self, kind: str, contents: Mapping[int, RecordDict], purpose: str, *, again: bool = False
+        self,
+        kind: str,
+        orders: Mapping[int, Order],
+        contents: Mapping[int, RecordDict],
+        purpose: str,
+        *,
+        again: bool = False,
     ) -> dict[int, RecordDict | Lost]:
-        self.traffic.bytes_down += sum(map(_size, contents.values()))
         answers = self._exchange(kind, contents, purpose, again=again)
+        for k in self._exchange.posted_to:
+            self.traffic.models_down += _models_in(contents[k], len(orders[k].models))
+            self.traffic.bytes_down += _size(contents[k])
         self.traffic.bytes_up += sum(_size(answer) for answer in answers.values() if not isinstance(answer, Lost))
         return answers
 
@@ -128,7 +137,6 @@ class Shipping:
         content = RecordDict(dict(order.content))
         if self._packing.is_plain and not self._cache:
             put_models(content, [self._shelf[name] for name in names])
-            self.traffic.models_down += len(names)
             return content
         known = set() if whole else self._known(k)
         parcels = []
@@ -136,7 +144,6 @@ class Shipping:
             parcels.append(Parcel(name) if name in known else self._parcel(name, known))
             known = known | {name}
         put_parcels(content, parcels)
-        self.traffic.models_down += sum(parcel.data is not None for parcel in parcels)
         return content
 
     def _parcel(self, name: str, known: set[str]) -> Parcel:
@@ -167,6 +174,13 @@ class Shipping:
                 known[name] = None
             while len(known) > _MOST_NAMES:
                 del known[next(iter(known))]
+
+
+def _models_in(content: RecordDict, count: int) -> int:
+    """Return how many of the ``count`` models of a message it has, without those that it only names."""
+    record = content.get("models")
+    sent = record["sent"] if isinstance(record, ConfigRecord) else None
+    return sum(map(bool, sent)) if isinstance(sent, list) else count
 
 
 def _size(content: RecordDict) -> int:

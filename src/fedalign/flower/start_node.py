@@ -34,6 +34,8 @@ def node(arguments: Sequence[str]) -> NoReturn:
     shortest_pause(os.environ.get(IDLE))
     config = node_config(arguments)
     policy = Policy.read(config)
+    in_force = ", ".join(policy.limits)
+    print(f"fedalign: limits in force: {in_force}" if in_force else "fedalign: no limits", file=sys.stderr, flush=True)
     if policy.limits_an_app and not policy.allowed_apps:
         print(
             "fedalign: limits are set, but no apps: FedALIGN's own ClientApp runs in place of any app's; an app's "

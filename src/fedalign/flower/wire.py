@@ -18,6 +18,8 @@ from fedalign.protocol.messages import Outcomes
 from fedalign.rules.rule import Broadcast, Measure
 
 HELLO, MEASURE, TRAIN, KEEP, BENCHED = "query.hello", "evaluate", "train", "query.keep", "query.benched"
+PERSONAL = "query.personal"
+ACCOUNT = "query.account"
 _LONGEST_HEADER = 512  # characters, of an array; that of a model has 118
 MOST_SAMPLES = 1 << 53  #: that a client may report; above it a float does not count by one
 
@@ -70,15 +72,26 @@ def get_model(content: RecordDict, size: int, dtype: torch.dtype) -> torch.Tenso
     return models[0]
 
 
-def put_wish_for_models(content: RecordDict) -> None:
-    """Put into a message that the client's owner keeps the models that the server delivers at the end."""
-    content["wishes"] = ConfigRecord({"model": True})
+def put_wishes(content: RecordDict, *, model: bool, personal: bool) -> None:
+    """Put into a message whether the client's owner keeps the final model, and wants personal models of it."""
+    wishes = {"model": model, "personal": personal}
+    if any(wishes.values()):
+        content["wishes"] = ConfigRecord({name: True for name, wished in wishes.items() if wished})
 
 
 def keeps_models(content: RecordDict) -> bool:
     """Say whether a client's owner keeps delivered models; not if the message does not say so."""
+    return _wishes(content, "model")
+
+
+def wants_personal(content: RecordDict) -> bool:
+    """Say whether a client's owner wants its node to make personal models."""
+    return _wishes(content, "personal")
+
+
+def _wishes(content: RecordDict, what: str) -> bool:
     wishes = content.get("wishes")
-    return isinstance(wishes, ConfigRecord) and wishes.get("model") is True
+    return isinstance(wishes, ConfigRecord) and wishes.get(what) is True
 
 
 def losses(content: RecordDict) -> dict[str, float]:

@@ -9,6 +9,8 @@ from typing import Any
 from fedalign.errors import FedalignError
 from fedalign.paper.figures import FIGURES, Claim, Figure
 from fedalign.paper.pictures import draw
+from fedalign.paper.readings import read_readings, readings_section
+from fedalign.paper.refinement import read_refinement, refinement_section
 from fedalign.paper.verdicts import judge, rounds_to_priority
 from fedalign.report.plot_style import save
 from fedalign.report.table import spread
@@ -58,6 +60,10 @@ def write_page(results: Mapping[str, Mapping[str, Any]], source: Path, page: Pat
         if there:
             files += save(draw(figure, results), pictures / f"figure-{figure.number}", suffixes=(".png",))
         parts.append(_figure(figure, results))
+        if figure.number == 3 and (refined := read_refinement(source)):
+            parts.append(refinement_section(refined))
+    if readings := read_readings(source):
+        parts.append(readings_section(readings, results))
     parts.append(_machines(results))
     page.write_text("\n".join(parts), encoding="utf-8")
     return files

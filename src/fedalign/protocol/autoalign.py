@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 from fedalign.errors import DivergedError
@@ -36,12 +37,13 @@ from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import Fallback, History
 from fedalign.protocol.round_log import RoundLog
 from fedalign.protocol.scores import measured_next, scores
+from fedalign.protocol.valuing import plain_mix, value_round, with_previous
 from fedalign.rules.auto import AutoAlign
 from fedalign.rules.rule import Broadcast
 from fedalign.training.server import ServerModel
 
 # Kept from version 0.1: users script against reasons.
-_EXCLUDED = "set aside: smoothed over rounds, the priority clients are better off alone"
+EXCLUDED = "set aside: smoothed over rounds, the priority clients are better off alone"
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,15 @@ class AutoState:
 def autoalign(plan: Plan, snapshot: Snapshot) -> Run:
     """Run AutoALIGN from a snapshot to its last round."""
     history, state = History(), AutoState.restore(snapshot)
-    theta = snapshot.values.get("theta", 0.0)
+    theta, previous = snapshot.values.get("theta", 0.0), snapshot.tensors.get("previous")
     for t in range(snapshot.round, plan.rounds):
-        log = RoundLog(plan, t)
+        log, previous = RoundLog(plan, t, previous), state.training.weights
         state = yield from autoalign_round(plan, t, state, log)
         measured = yield from scores(plan, log.roster, state.served, state.training.weights)
         theta = (t * theta + log.inclusion) / (t + 1)
         shown = None if state.fallback == Fallback() else state.fallback
         record = log.record(measured, theta, shown, separate_training=state.separate)
-        yield RoundDone(record, state.served, state.snapshot(t + 1, theta))
+        yield RoundDone(record, state.served, with_previous(plan, state.snapshot(t + 1, theta), previous))
         history.rounds.append(record)
     return Result(state.served, history)
 
@@ -121,6 +123,9 @@ def _attempt(plan: Plan, t: int, state: AutoState, log: RoundLog) -> Generator[R
     evaluators = (drawn.priority if drawn is not None else ()) or answered
     choice = yield from choose(plan, rule, sent, offers, evaluators, state.training, log)
     served, training = choice.options[choice.served], choice.options[choice.training]
+    if plan.ledger is not None:  # before the priority-only model is trained: updates are held until then
+        free, mix = choice.free_clients(log.roster), partial(plain_mix, log)
+        yield from value_round(plan, log, state.training, evaluators, free, mix, choice.measured)
     new = AutoState(served.server.weights, training.server, choice.training != choice.served, None, state.fallback)
     if rule.fallback and (state.priority_only is not None or choice.priority_only not in (None, choice.training)):
         own = yield from train_priority_only(plan, state, choice, answered, sent, log)
@@ -129,7 +134,7 @@ def _attempt(plan: Plan, t: int, state: AutoState, log: RoundLog) -> Generator[R
         )
         new = replace(new, priority_only=own.server, fallback=fallback)
         if fallback.behind:
-            reasons = dict.fromkeys(served.shares, _EXCLUDED)
+            reasons = dict.fromkeys(served.shares, EXCLUDED)
             choice = replace(choice, selection=replace(choice.selection, reasons=reasons))
             new, served = replace(new, served=own.server.weights, separate=True), own
     log.admitted(choice.selection, served.shares, (training.shares, choice.training_reasons))
@@ -146,7 +151,18 @@ def train_priority_only(
     if state.priority_only is None:
         assert choice.priority_only is not None
         return choice.options[choice.priority_only]
-    model = state.priority_only
+    model, trained = yield from train_further(plan, state.priority_only, clients, sent, log)
+    members = trained or [k for k in choice.options[choice.training].shares if log.roster.priority[k]]
+    return Option(model, shares(log.present, members))
+
+
+def train_further(
+    plan: Plan, model: ServerModel, clients: tuple[int, ...], sent: Broadcast, log: RoundLog
+) -> Generator[Request, Any, tuple[ServerModel, list[int]]]:
+    """Let priority clients train a model for a round, and return it with the clients that sent an update.
+
+    Where that fails, the model stays as it is.
+    """
     replies: Mapping[int, object] = yield Invite(model.weights, clients, sent, plan.rule, plan.match_on)
     trained = [k for k in clients if isinstance(replies[k], Offered)]
     log.sent_down(len(clients))
@@ -155,8 +171,7 @@ def train_priority_only(
         aggregated = yield Aggregate((Mix(shares(log.present, trained)),))
         if not aggregated.refused:
             model = model.step(aggregated.models[0], plan.server)
-    members = trained or [k for k in choice.options[choice.training].shares if log.roster.priority[k]]
-    return Option(model, shares(log.present, members))
+    return model, trained
 
 
 def compare_with_priority_only(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 from fedalign.protocol.aggregate import mix_of, shares, weighted_mean
 from fedalign.protocol.calibration import calibrated_mean
@@ -21,7 +21,9 @@ from fedalign.rules.rule import Offer, Selection
 from fedalign.rules.verified import Verified
 from fedalign.training.server import ServerModel
 
+Key = TypeVar("Key")  # a client, or a pair of clients
 _NEWEST = 0.1  # weight of a round in a client's reputation
+_SHORTEST = 1e-6  # of the median length of the priority clients' updates
 _ZERO = "its update is zero"
 _OUTLIER = 3.0  # distances from the median to the lower quartile
 
@@ -90,8 +92,8 @@ class Verification:
         rule = plan.rule
         assert isinstance(rule, Verified)
         usual = median(log.similarities[k].length for k in log.trained)
-        # An update of length 0 has nothing to give: a free rider.
-        clients = tuple(k for k in proposed.clients if offers[k].length > 0)
+        # A free rider's update is zero, or so short that stretching it would leave the range of its numbers.
+        clients = tuple(k for k in proposed.clients if offers[k].length > _SHORTEST * usual)
         longest = {k: rule.length * usual / offers[k].length for k in clients}
         step = {k: min(proposed.step.get(k, 1.0), longest[k]) for k in clients}
         reasons = {**proposed.reasons, **{k: _ZERO for k in proposed.clients if k not in clients}}
@@ -190,7 +192,7 @@ class Verification:
         return Contributions(dict(zip(probed, changes[len(others) :], strict=True)), limit)
 
 
-def reputations(before: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
+def reputations(before: Mapping[Key, float], now: Mapping[Key, float]) -> dict[Key, float]:
     """Average contributions over the rounds; clients that were not measured keep their reputation.
 
     >>> reputations({3: -0.1, 5: 0.4}, {3: 0.1})

@@ -35,7 +35,8 @@ from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import History
 from fedalign.protocol.round_log import RoundLog
 from fedalign.protocol.scores import scores
-from fedalign.rules.rule import Broadcast, Offer, Similarity
+from fedalign.protocol.valuing import value_selection, with_previous
+from fedalign.rules.rule import Broadcast, Offer, Selection, Similarity
 from fedalign.training.server import ServerModel
 
 Offers = dict[int, Offer]
@@ -45,14 +46,15 @@ def fedalign(plan: Plan, snapshot: Snapshot) -> Run:
     """Run FedALIGN from a snapshot to its last round. The snapshot of a new run holds the initial ``model`` alone."""
     history = History()
     server = ServerModel.restore("model", snapshot.tensors)
-    theta = snapshot.values.get("theta", 0.0)
+    theta, previous = snapshot.values.get("theta", 0.0), snapshot.tensors.get("previous")
     for t in range(snapshot.round, plan.rounds):
-        log = RoundLog(plan, t)
+        log, previous = RoundLog(plan, t, previous), server.weights
         server = yield from fedalign_round(plan, t, server, log)
         measured = yield from scores(plan, log.roster, server.weights)
         theta = (t * theta + log.inclusion) / (t + 1)
         record = log.record(measured, theta)
-        yield RoundDone(record, server.weights, Snapshot(t + 1, server.named("model"), {"theta": theta}))
+        saved = Snapshot(t + 1, server.named("model"), {"theta": theta})
+        yield RoundDone(record, server.weights, with_previous(plan, saved, previous))
         history.rounds.append(record)
     return Result(server.weights, history)
 
@@ -67,7 +69,9 @@ def fedalign_round(plan: Plan, t: int, server: ServerModel, log: RoundLog) -> Ge
     offers = yield from invite(plan, w, sent, log)  # on the client: F_k(w) ≤ F(w) + ε; local work
     if not log.trained:
         return server
-    mean = yield from admit(plan, sent, offers, log)  # on the server: |F_k(w) − F(w)| ≤ ε; Σ p_k w_k / Σ p_k
+    mean, selection = yield from admit(plan, sent, offers, log)  # on the server: |F_k(w) − F(w)| ≤ ε; Σ p_k w_k / Σ p_k
+    if plan.ledger is not None:
+        yield from value_selection(plan, log, server, selection)  # what each update does to F
     return server.step(mean, plan.server)
 
 
@@ -103,6 +107,9 @@ def invite(
         log.skip("no priority client sent an update")
     elif plan.rule.needs_updates:
         offers = yield from compare(offers, log)
+    elif plan.ledger is not None:  # which needs the updates; the rule decides without them
+        compared = yield from compare(offers, log)
+        offers = {k: offers[k] for k in compared}
     return offers
 
 
@@ -132,7 +139,9 @@ def noise_of(reference: Mapping[int, float], similarities: Mapping[int, Similari
     return squares / (1 - squares) * apart
 
 
-def admit(plan: Plan, sent: Broadcast, offers: Offers, log: RoundLog) -> Generator[Request, Any, Model]:
+def admit(
+    plan: Plan, sent: Broadcast, offers: Offers, log: RoundLog
+) -> Generator[Request, Any, tuple[Model, Selection]]:
     """Admit free clients (``|F_k − F| ≤ ε``) and aggregate: ``Σ p_k w_k / Σ p_k`` over P and those admitted.
 
     An update that fails the server's checks is refused, and the rule selects again among the others.
@@ -140,10 +149,10 @@ def admit(plan: Plan, sent: Broadcast, offers: Offers, log: RoundLog) -> Generat
     while True:
         selection = check_selection(plan.rule, plan.rule.select(offers, sent), offers)
         mix = mix_of(log.present, log.trained, selection)
-        aggregated = yield Aggregate((mix,))
+        aggregated = yield Aggregate((mix,), again=plan.ledger is not None)
         if not aggregated.refused:
             log.admitted(selection, mix.shares)
-            return aggregated.models[0]
+            return aggregated.models[0], selection
         log.refuse(aggregated.refused)
         offers = without(offers, aggregated.refused)
 

@@ -71,7 +71,8 @@ class Evaluate:
     asked about next, and ``paired`` two models that they will be asked to compare on the same split
     (:class:`Paired`). A driver that pays for every exchange may have all that measured now. ``for_record`` says that no
     decision depends on the reply: a client that has just been asked in vain need not be asked again. With ``tempered``,
-    measures have the losses at other temperatures as well (``calibration.py``).
+    measures have the losses at other temperatures as well (``calibration.py``); with ``quick``, a driver may compute
+    those faster and round them differently.
     """
 
     asked: tuple[tuple[Model, tuple[int, ...]], ...]
@@ -80,6 +81,7 @@ class Evaluate:
     paired: tuple[Model, Model] | None = None
     for_record: bool = False
     tempered: bool = False
+    quick: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,18 @@ class Resemble:
 
 
 @dataclass(frozen=True)
+class Cosines:
+    """Compare updates of the last :class:`Compare` with each other. The reply maps two clients to a cosine.
+
+    Pairs are ordered by the clients' numbers. With ``previous``, a model of an earlier round, the server's step from
+    there to the received model is compared as well, as client −1. An update of length 0 has the cosine 0 with all.
+    """
+
+    clients: tuple[int, ...]
+    previous: Model | None = None
+
+
+@dataclass(frozen=True)
 class Aggregate:
     """Aggregate updates of the last :class:`Invite`, once for each mix. The reply is :class:`Aggregated`.
 
@@ -257,7 +271,7 @@ class Lost:
 
 
 Reply = Offered | Declined | Refused | Lost
-Request = WhoIsThere | Evaluate | Paired | Invite | Compare | Resemble | Aggregate | TrainAlone | RoundDone
+Request = WhoIsThere | Evaluate | Paired | Invite | Compare | Resemble | Cosines | Aggregate | TrainAlone | RoundDone
 Run = Generator[Request, Any, "Result"]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,16 +39,21 @@ def figure_of(record: RoundRecord, name: str) -> float | None:
     """Return a number of a round by its name, as in ``"test_accuracy"``, ``"f1"`` or ``"f1.free"``.
 
     The name of a metric alone means its mean over the priority clients; ``.free``, ``.priority_pooled`` and
-    ``.free_pooled`` are the other figures. Raises :class:`FedalignError` for a name that the round does not have.
+    ``.free_pooled`` are the other figures. A name that the round does not have gives None: a model whose outputs are
+    not finite has no metrics.
     """
     if name in _numbers():
         value: float | None = getattr(record, name)
         return value
     metric, part = split_name(name, record.metrics)
-    if metric not in record.metrics:
-        raise unknown_figure(name, record.metrics)
-    found: float | None = getattr(record.metrics[metric], part)
+    found: float | None = getattr(record.metrics.get(metric), part, None)
     return found
+
+
+def is_diverging(record: RoundRecord) -> bool:
+    """Say whether some loss of a round is not finite: its model has no other figures then."""
+    losses = (record.global_loss, record.test_loss, record.train_loss, record.heldout_loss)
+    return not all(math.isfinite(loss) for loss in losses if loss is not None)
 
 
 def figures_of(record: RoundRecord) -> dict[str, float]:
@@ -64,13 +71,14 @@ def figures_of(record: RoundRecord) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def check_name(name: str, metrics: tuple[str, ...]) -> None:
+def check_name(name: str, metrics: Collection[str]) -> None:
     """Refuse a name of a figure that no round of a run with these metrics can have.
 
     A metric with several values, such as one for each class, is named with the value: ``recall.0``.
     """
+    known = [*_numbers(), *metrics]
     if name not in _numbers() and not any(name == metric or name.startswith(f"{metric}.") for metric in metrics):
-        raise unknown_figure(name, metrics)
+        raise FedalignError(f"there is no figure {name!r} in a round; {nearest(name, known)}")
 
 
 def split_name(name: str, metrics: object) -> tuple[str, str]:
@@ -83,11 +91,6 @@ def split_name(name: str, metrics: object) -> tuple[str, str]:
     if name not in metrics and part in _PARTS:  # type: ignore[operator]
         return metric, part
     return name, "priority"
-
-
-def unknown_figure(name: str, metrics: object) -> FedalignError:
-    """Make the error for the name of a figure that there is not."""
-    return FedalignError(f"there is no figure {name!r} in a round; {nearest(name, [*_numbers(), *metrics])}")  # type: ignore[misc]
 
 
 @functools.cache

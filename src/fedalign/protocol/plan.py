@@ -6,10 +6,14 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fedalign.errors import FedalignError
 from fedalign.rules.rule import Rule, Split
 from fedalign.training.server import ServerOptimizer
+
+if TYPE_CHECKING:
+    from fedalign.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Plan:
     free_alone: bool = True  #: where clients train alone, free clients do so too
     server: ServerOptimizer | None = None  #: None: take the aggregate as it is, as FedAvg does
     work: Sequence[int] = ()  #: the samples, passes included, that each client trains on in a round; for the record
+    ledger: Ledger | None = None  #: how clients are valued; None: not at all
+    seed: int = 0  #: of the orders that the ledger draws
 
     @property
     def scores_heldout(self) -> bool:

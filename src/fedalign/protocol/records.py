@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedalign.errors import FedalignError
 from fedalign.protocol import metric_values
+from fedalign.protocol.ledger_values import RoundValues
 from fedalign.protocol.metric_values import MetricValues
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class RoundRecord:
     the trigger that the served model takes for the attackers' class.
     ``promise``: by how much the served model may be worse than the priority-only model, where both were compared.
     ``metrics``: the user's metrics of the served model, by name.
+    ``ledger``: what each client gave, where a ledger is kept.
     ``heldout_*``: measures of the aggregate on the priority clients' held-out data, where there is no test data.
     """
 
@@ -150,6 +152,7 @@ class RoundRecord:
     heldout_loss: float | None = None
     bytes_down: int | None = field(default=None, compare=False)
     bytes_up: int | None = field(default=None, compare=False)
+    ledger: RoundValues | None = None
 
     @property
     def admitted(self) -> int:
@@ -164,6 +167,10 @@ class RoundRecord:
         row["fallback"] = None if self.fallback is None else vars(self.fallback)
         row["promise"] = None if self.promise is None else vars(self.promise)
         row["metrics"] = {name: metric_values.json_of(values) for name, values in self.metrics.items()}
+        if self.ledger is None:
+            del row["ledger"]  # a run without a ledger has the lines that it always had
+        else:
+            row["ledger"] = self.ledger.to_json()
         for part in (row, *row["tried"]):
             part["epsilon"] = "inf" if part["epsilon"] == math.inf else part["epsilon"]
         return json.dumps(_finite(row), allow_nan=False, separators=(",", ":"))
@@ -180,6 +187,8 @@ class RoundRecord:
             row["fallback"] = Fallback(**{name: fallback[name] for name in vars(Fallback()) if name in fallback})
         if promise := row.get("promise"):
             row["promise"] = Promise(**promise)
+        if ledger := row.get("ledger"):
+            row["ledger"] = RoundValues.from_json(ledger)
         row["metrics"] = {name: metric_values.from_json(own) for name, own in row.get("metrics", {}).items()}
         return cls(**row)
 
@@ -228,7 +237,11 @@ class History:
         return mean_or_none(self.values(name)[-last:])
 
     def values(self, name: str) -> list[float | None]:
-        """Give a number of every round by its name: ``"test_accuracy"``, or a metric as ``"f1"`` or ``"f1.free"``."""
+        """Give a number of every round by its name: ``"test_accuracy"``, or a metric as ``"f1"`` or ``"f1.free"``.
+
+        It is None in rounds that do not have it. Raises :class:`FedalignError` if no round has.
+        """
+        metric_values.check_name(name, list(dict.fromkeys(metric for r in self.rounds for metric in r.metrics)))
         return [metric_values.figure_of(r, name) for r in self.rounds]
 
 

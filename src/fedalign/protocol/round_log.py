@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fedalign.errors import DivergedError
-from fedalign.protocol.messages import Declined, Lost, Offered, Present, Refused, Reply
+from fedalign.protocol.ledger_values import RoundValues
+from fedalign.protocol.messages import Declined, Lost, Model, Offered, Present, Refused, Reply
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import ClientRound, Decision, Fallback, Promise, RoundRecord, Tried
 from fedalign.protocol.roster import Roster
@@ -26,8 +27,10 @@ class RoundLog:
 
     present: Present  #: set when the clients that can be reached are known
 
-    def __init__(self, plan: Plan, round: int) -> None:
+    def __init__(self, plan: Plan, round: int, previous: Model | None = None) -> None:
         self._plan, self.round = plan, round
+        self.previous = previous  #: the model that the round before started from, where a ledger is kept
+        self.ledger: RoundValues | None = None
         self.measures: dict[int, Measure] = {}
         self.replies: dict[int, Reply] = {}
         self.broadcast: Broadcast | None = None
@@ -61,7 +64,7 @@ class RoundLog:
 
     def restart(self) -> None:
         """Forget what clients answered, because the round begins again; what was sent still counts."""
-        self.measures, self.replies, self.broadcast = {}, {}, None
+        self.measures, self.replies, self.broadcast, self.ledger = {}, {}, None, None
 
     def measured(self, measures: Mapping[int, Measure]) -> None:
         """Note the priority clients' measures of the model."""
@@ -138,7 +141,16 @@ class RoundLog:
             heldout_accuracy=scores.heldout_accuracy,
             heldout_loss=scores.heldout_loss,
             promise=self.promise if self.promise is not None and self.promise.worse_by is not None else None,
+            ledger=self._values(),
         )
+
+    def _values(self) -> RoundValues | None:
+        """Return what the clients gave whose updates entered a model in the end."""
+        if self._plan.ledger is None:
+            return None
+        found = self.ledger or RoundValues(self._plan.ledger.method_name, note=self.skipped or "")
+        used = tuple(one for one in found.clients if self._decision(one.id)[0] in ("trained", "admitted", "base"))
+        return replace(found, clients=used)
 
     def _global(self) -> tuple[float | None, float | None]:
         return (self.broadcast.loss, self.broadcast.accuracy) if self.broadcast is not None else (None, None)

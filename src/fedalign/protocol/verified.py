@@ -22,6 +22,7 @@ from fedalign.protocol.autoalign import AutoState, compare_with_priority_only, t
 from fedalign.protocol.candidates import Choice, Option
 from fedalign.protocol.contributions import Contributions, Verification, order, reputations
 from fedalign.protocol.fedalign import Offers, broadcast, invite
+from fedalign.protocol.head_start import FIRST, LEAST, averaged
 from fedalign.protocol.messages import Request, Result, RoundDone, Run, Snapshot, WhoIsThere
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.promise import compare_served
@@ -29,6 +30,7 @@ from fedalign.protocol.records import Fallback, History, Promise, Tried
 from fedalign.protocol.resemblance import ALIKE, measure_resemblance, too_much_alike
 from fedalign.protocol.round_log import RoundLog
 from fedalign.protocol.scores import scores
+from fedalign.protocol.valuing import value_round, with_previous
 from fedalign.rules.auto import sizes
 from fedalign.rules.rule import Broadcast, Selection
 
@@ -42,16 +44,18 @@ _GROWTH = 1.05  # of the breadth, in every round that is not behind
 class VerifiedState:
     """What a round passes to the next: the models, what is known of the clients, and the breadth of the training set.
 
-    ``reputation`` holds clients' contributions, ``resemblance`` how much their updates are like those of other free
-    clients, both averaged over the rounds.
+    ``reputation`` holds clients' contributions, ``resemblance`` the cosines of every two clients' updates. Both are
+    averages over the rounds.
     ``breadth`` is the part of the measured clients, best first, that may be trained on. It is halved whenever the
-    choice falls behind the priority-only model.
+    choice falls behind the priority-only model. ``head_start`` is what earlier training on free clients is worth: by
+    which part the priority clients' own aggregate has a lower loss than the priority-only model, averaged over rounds.
     """
 
     models: AutoState
     reputation: Mapping[int, float] = field(default_factory=dict)
-    resemblance: Mapping[int, float] = field(default_factory=dict)
+    resemblance: Mapping[tuple[int, int], float] = field(default_factory=dict)
     breadth: float = 1.0
+    head_start: float = FIRST
     promise: Promise = field(default_factory=Promise)
 
     def snapshot(self, round: int, theta: float) -> Snapshot:
@@ -59,8 +63,9 @@ class VerifiedState:
         saved = self.models.snapshot(round, theta)
         own = {
             "reputation": {str(k): value for k, value in self.reputation.items()},
-            "resemblance": {str(k): value for k, value in self.resemblance.items()},
+            "resemblance": [[*pair, cosine] for pair, cosine in self.resemblance.items()],
             "breadth": self.breadth,
+            "head_start": self.head_start,
             "promise": asdict(self.promise),
         }
         return replace(saved, values={**saved.values, **own})
@@ -69,26 +74,26 @@ class VerifiedState:
     def restore(cls, snapshot: Snapshot) -> VerifiedState:
         """Read a snapshot; that of a new run holds the initial ``model`` alone."""
         values = snapshot.values
-        reputation, resemblance = (
-            {int(k): value for k, value in values.get(name, {}).items()} for name in ("reputation", "resemblance")
-        )
+        reputation = {int(k): value for k, value in values.get("reputation", {}).items()}
+        resemblance = {(i, j): cosine for i, j, cosine in values.get("resemblance", ())}
         promise = Promise(**values.get("promise", {}))
-        return cls(AutoState.restore(snapshot), reputation, resemblance, values.get("breadth", 1.0), promise)
+        breadth, head_start = values.get("breadth", 1.0), values.get("head_start", FIRST)
+        return cls(AutoState.restore(snapshot), reputation, resemblance, breadth, head_start, promise)
 
 
 def verified(plan: Plan, snapshot: Snapshot) -> Run:
     """Run verified rounds from a snapshot to the last one."""
     history, state = History(), VerifiedState.restore(snapshot)
-    theta = snapshot.values.get("theta", 0.0)
+    theta, previous = snapshot.values.get("theta", 0.0), snapshot.tensors.get("previous")
     for t in range(snapshot.round, plan.rounds):
-        log = RoundLog(plan, t)
+        log, previous = RoundLog(plan, t, previous), state.models.training.weights
         state = yield from verified_round(plan, t, state, log)
         models = state.models
         measured = yield from scores(plan, log.roster, models.served, models.training.weights)
         theta = (t * theta + log.inclusion) / (t + 1)
         shown = None if models.fallback == Fallback() else models.fallback
         record = log.record(measured, theta, shown, separate_training=models.separate)
-        yield RoundDone(record, models.served, state.snapshot(t + 1, theta))
+        yield RoundDone(record, models.served, with_previous(plan, state.snapshot(t + 1, theta), previous))
         history.rounds.append(record)
     return Result(state.models.served, history)
 
@@ -124,6 +129,9 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
     found = yield from verification.contributions()
     now, reputation = found.changes, reputations(state.reputation, found.changes)
     choice = yield from _choose(verification, found, reputation, state.breadth, offers, sent)
+    if plan.ledger is not None:  # before the priority-only model is trained: updates are held until then
+        free = choice.free_clients(log.roster)
+        yield from value_round(plan, log, models.training, evaluators, free, verification.mix, choice.measured)
     new = replace(
         state,
         models=_models(models, choice),
@@ -139,20 +147,23 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
             plan, models, choice, own, evaluators, log, credit=False, promise=promises,
             calibrated=verification.rule.calibrated,
         )  # fmt: skip
-        new = _after_comparison(new, own, fallback, verification.loss(served))
+        before = verification.loss(choice.options[0]) if models.priority_only is not None else None
+        new = _after_comparison(new, own, fallback, verification.loss(served), before)
         if fallback.behind:
             choice = replace(
                 choice, selection=replace(choice.selection, reasons=_reasons(verification, now, served.shares))
             )
             served = own
-            training = own if new.models.priority_only is None else training  # training begins again from it
+        if new.models.priority_only is None:
+            training = own  # training begins again from it
     log.admitted(choice.selection, served.shares, (training.shares, choice.training_reasons))
     if not promises:
         return new
     both = served.server.weights, own.server.weights
     log.promise = yield from compare_served(
-        t, state.promise, *both, evaluators, plan.evaluate_on,
-        choices=max(1, len(log.tried)), lasting=2 ** len(now), rounds=plan.rounds,
+        t, state.promise, *both, evaluators, plan.evaluate_on, choices=max(1, len(log.tried)),
+        lasting=2 ** len(now) + 1,  # who is trained on, or a new start
+        rounds=plan.rounds,
     )  # fmt: skip
     return replace(new, promise=log.promise)
 
@@ -169,11 +180,13 @@ def _choose(
     broad = tuple(sorted(k for k in trusted if offers[k].cosine >= rule.cosine))
     if broad not in sets:
         sets.append(broad)
-    measured = yield from verification.measure([verification.mix(clients) for clients in sets])
+    ledger = verification.plan.ledger
+    mixes = [verification.mix(clients) for clients in sets]
+    measured = yield from verification.measure(mixes, again=ledger is not None)
     losses = [verification.loss(one) for one in measured]
     served = min(range(len(sets)), key=lambda i: (losses[i], len(sets[i])))
     plain = [verification.plain_loss(one) for one in measured]  # in the unit of the received model's loss
-    limit = (1 + rule.tolerance) * max(sent.loss, plain[served])
+    limit = _above(max(sent.loss, plain[served]), rule.tolerance)
     harmless = [loss <= limit < math.inf for loss in plain]  # an infinite limit: nobody measured anything
     training = _largest(sets, [ok and set(broad).issuperset(one) for one, ok in zip(sets, harmless, strict=True)])
     log.tried = tuple(
@@ -182,7 +195,14 @@ def _choose(
     )
     options = {i: measured[i] for i in {0, served, training}}
     reasons = _reasons(verification, found.changes)
-    return Choice(options, served, training, 0, Selection(sets[served], reasons=reasons), reasons)
+    alike = ledger is not None and (rule.calibrated or not ledger.calibrated)  # else its losses are other ones
+    known = {frozenset(sets[i]): dict(one.measures) for i, one in enumerate(measured) if alike and one.measures}
+    return Choice(options, served, training, 0, Selection(sets[served], reasons=reasons), reasons, known)
+
+
+def _above(loss: float, part: float) -> float:
+    """Return a loss that is worse by a part of its size; a loss of the user's own may be negative."""
+    return loss + part * abs(loss)
 
 
 def _largest(sets: Sequence[tuple[int, ...]], allowed: Sequence[bool]) -> int:
@@ -196,16 +216,29 @@ def _models(before: AutoState, choice: Choice) -> AutoState:
     return AutoState(served.server.weights, training.server, choice.training != choice.served, None, fallback)
 
 
-def _after_comparison(state: VerifiedState, own: Option, fallback: Fallback, loss: float) -> VerifiedState:
-    """Serve the priority-only model if the choice is behind it; where it is far behind, train on from it as well."""
-    models = replace(state.models, priority_only=own.server, fallback=fallback)
-    if not fallback.behind:
-        return replace(state, models=models, breadth=min(1.0, state.breadth * _GROWTH))
-    state = replace(state, models=replace(models, served=own.server.weights, separate=True))
+def _after_comparison(
+    state: VerifiedState, own: Option, fallback: Fallback, loss: float, without_free: float | None
+) -> VerifiedState:
+    """Serve the priority-only model if the choice is behind it, and train on from it where free clients do not pay.
+
+    ``without_free`` is the loss of the priority clients' own aggregate, if it differs from the priority-only model.
+    Nobody chose these two by their losses, so chance favours neither. If free clients give no head start, or if the
+    choice is far behind, training begins again from the priority-only model.
+    """
     own_loss = math.inf if fallback.loss is None else fallback.loss
-    if loss > own_loss:
+    state = replace(state, models=replace(state.models, priority_only=own.server, fallback=fallback))
+    if without_free is not None:
+        state = replace(state, head_start=averaged(state.head_start, own_loss, without_free))
+    useless = state.head_start < LEAST
+    if fallback.behind:
+        state = replace(state, models=replace(state.models, served=own.server.weights, separate=True))
+    if useless or (fallback.behind and loss > own_loss):
         state = replace(state, breadth=state.breadth / 2)
-    return _restarted(state) if loss > (1 + _FAR_BEHIND) * own_loss else state
+    elif not fallback.behind:
+        state = replace(state, breadth=min(1.0, state.breadth * _GROWTH))
+    if useless:
+        return _restarted(replace(state, head_start=FIRST))
+    return _restarted(state) if fallback.behind and loss > _above(own_loss, _FAR_BEHIND) else state
 
 
 def _restarted(state: VerifiedState) -> VerifiedState:

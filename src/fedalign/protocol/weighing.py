@@ -8,8 +8,9 @@ starts from it. If the priority clients cannot measure a finite loss of it, FedA
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from fedalign.errors import FedalignError
@@ -30,6 +31,7 @@ from fedalign.protocol.records import History
 from fedalign.protocol.round_log import RoundLog
 from fedalign.protocol.scores import scores
 from fedalign.protocol.trial import Trial
+from fedalign.protocol.valuing import value_round, with_previous
 from fedalign.rules.rule import Selection
 from fedalign.rules.weighing import Weighed, WeighingRule
 from fedalign.training.server import ServerModel
@@ -52,15 +54,16 @@ def weighing(plan: Plan, snapshot: Snapshot) -> Run:
     history = History()
     values = snapshot.values
     state = WeighingState(ServerModel.restore("model", snapshot.tensors), values.get("memory", {}))
-    theta = values.get("theta", 0.0)
+    theta, previous = values.get("theta", 0.0), snapshot.tensors.get("previous")
     for t in range(snapshot.round, plan.rounds):
-        log = RoundLog(plan, t)
+        log, previous = RoundLog(plan, t, previous), state.server.weights
         state = yield from weighing_round(plan, t, state, log)
         measured = yield from scores(plan, log.roster, state.server.weights)
         theta = (t * theta + log.inclusion) / (t + 1)
         record = log.record(measured, theta)
         values = {"theta": theta, "memory": state.memory}
-        yield RoundDone(record, state.server.weights, Snapshot(t + 1, state.server.named("model"), values))
+        saved = Snapshot(t + 1, state.server.named("model"), values)
+        yield RoundDone(record, state.server.weights, with_previous(plan, saved, previous))
         history.rounds.append(record)
     return Result(state.server.weights, history)
 
@@ -82,9 +85,13 @@ def weighing_round(plan: Plan, t: int, state: WeighingState, log: RoundLog) -> G
         weighed = yield from cast(WeighingRule, plan.rule).weigh(trial)
         weights, why = yield from _checked(trial, weighed)
         reasons, memory = {**reasons, **weighed.reasons, **why}, weighed.memory
-    aggregated = yield Aggregate((Mix(weights),))
+    aggregated = yield Aggregate((Mix(weights),), again=plan.ledger is not None)
     log.refuse(aggregated.refused)
-    log.admitted(Selection(tuple(k for k in weights if not log.roster.priority[k]), reasons=reasons), weights)
+    free = tuple(k for k in weights if not log.roster.priority[k])
+    log.admitted(Selection(free, reasons=reasons), weights)
+    if plan.ledger is not None:
+        evaluators = yield from _evaluators(log, answered)
+        yield from value_round(plan, log, state.server, evaluators, free, partial(restricted_mix, log, weights))
     return WeighingState(state.server.step(aggregated.models[0], plan.server), memory)
 
 
@@ -92,13 +99,31 @@ def _trial(
     plan: Plan, free: Sequence[int], state: WeighingState, log: RoundLog, answered: tuple[int, ...]
 ) -> Generator[Request, Any, Trial]:
     """Draw the evaluators, and collect the models of the priority clients and of some free clients."""
-    drawn = yield WhoIsThere(log.round, "evaluate")
-    evaluators = (drawn.priority if drawn is not None else ()) or answered
+    evaluators = yield from _evaluators(log, answered)
     clients = tuple(sorted([*log.trained, *free]))
     aggregated = yield Aggregate(tuple(Mix({k: 1.0}) for k in clients), again=True)
     log.refuse(aggregated.refused)  # updates were checked when they were compared: training has diverged
     models = dict(zip(clients, aggregated.models, strict=True))
     return Trial(plan, log, state.server, evaluators, models, state.memory)
+
+
+def _evaluators(log: RoundLog, answered: tuple[int, ...]) -> Generator[Request, Any, tuple[int, ...]]:
+    """Draw the priority clients that measure models; if none is drawn, those that have answered do."""
+    drawn = yield WhoIsThere(log.round, "evaluate")
+    return (drawn.priority if drawn is not None else ()) or answered
+
+
+def restricted_mix(log: RoundLog, weights: Mapping[int, float], free: Collection[int]) -> Mix:
+    """Describe the aggregate of the priority clients and some free ones, for the ledger.
+
+    They have the rule's weights. Without free clients it is FedAvg's aggregate, since a rule may leave priority clients
+    out for the sake of free ones.
+    """
+    if not free:
+        return Mix(shares(log.present, log.trained))
+    kept = {k: weight for k, weight in weights.items() if log.roster.priority[k] or k in free}
+    total = math.fsum(kept.values())
+    return Mix({k: weight / total for k, weight in kept.items()})
 
 
 def _checked(trial: Trial, weighed: Weighed) -> Generator[Request, Any, tuple[dict[int, float], dict[int, str]]]:

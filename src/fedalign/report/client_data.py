@@ -65,7 +65,20 @@ def client_columns(history: History, step: int, reasons: Texts) -> list[dict[str
         }
         if any(value is not None for value in contributions):
             columns["contribution"] = contributions
+        if history[0].ledger is not None:
+            columns["gave"] = _gave(history, who.id, step)
         found.append(columns)
+    return found
+
+
+def _gave(history: History, client: int, step: int) -> list[float | None]:
+    """Return what a client gave so far, by the ledger, after every round that is shown."""
+    total, found = 0.0, []
+    for record in history.rounds:
+        values = () if record.ledger is None else record.ledger.clients
+        total += sum(one.gave for one in values if one.id == client and one.gave is not None)
+        if record.round % step == 0:
+            found.append(rounded(total))
     return found
 
 

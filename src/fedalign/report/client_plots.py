@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedalign.experiments.personal_summary import SHARED, accuracy_of
 from fedalign.protocol.records import History
 from fedalign.report.plot_style import HIGHLIGHT, MARKERS, colour, colour_bar, figure_of, legend_above, rounds_axis
 
@@ -55,19 +56,29 @@ def admitted(runs: Mapping[int, History], title: str) -> Figure:
     return figure
 
 
-def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], alone: str, title: str) -> Figure | None:
+def incentive(
+    tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
+    alone: str,
+    title: str,
+    model: str = SHARED,
+    *,
+    priority: bool = False,
+) -> Figure | None:
     """Plot each free client's accuracy with an arm's shared model against that with its own local model.
 
     ``tests`` holds the final accuracy of every client by arm and seed, ``alone`` names the arm of local training.
-    Returns None if no free client has both accuracies.
+    ``model`` is a personal method in place of the shared model, and ``priority`` asks for the priority clients.
+    Returns None if no such client has both accuracies.
     """
     own = {(seed, c["id"]): c["test_accuracy"] for seed, rows in tests[alone].items() for c in rows}
     pairs = {
         arm: [
-            (100 * own[seed, c["id"]], 100 * c["test_accuracy"])
+            (100 * own[seed, c["id"]], 100 * accuracy)
             for seed, rows in seeds.items()
             for c in rows
-            if not c["priority"] and c["test_accuracy"] is not None and own.get((seed, c["id"])) is not None
+            if c["priority"] == priority
+            and (accuracy := accuracy_of(c, model)) is not None
+            and own.get((seed, c["id"])) is not None
         ]
         for arm, seeds in tests.items()
         if arm != alone
@@ -89,8 +100,9 @@ def incentive(tests: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]], al
                 label=f"{arm}: {better} of {len(points)} better off",
             )
     axes.axline((0, 0), slope=1, color="0.4", linestyle=":", linewidth=0.8)
+    words = "the shared model" if model == SHARED else f"the model of {model}"
     axes.set(
-        xlabel="accuracy with its own local model (%)", ylabel="accuracy with the shared model (%)",
+        xlabel="accuracy with its own local model (%)", ylabel=f"accuracy with {words} (%)",
         xlim=(-2, 102), ylim=(-2, 102),
     )  # fmt: skip
     legend_above(figure, axes, 2)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedalign.protocol.plan import warmup_rounds
-from fedalign.report import autoalign_plots, client_plots, promise_plots, round_plots, theory_plots
+from fedalign.report import autoalign_plots, client_plots, ledger_table, promise_plots, round_plots, theory_plots
+from fedalign.report.ledger_plot import contributions
 from fedalign.report.measures import accuracy, headline
 from fedalign.report.read_runs import RunFolder
 
@@ -34,6 +35,8 @@ def gallery(run: RunFolder) -> Iterator[Picture]:
         yield Picture("promise", title, figure)
     yield from _theory(run)
     yield from _incentive(run)
+    for arm, (rows, rounds) in ledger_table.rounds_and_totals(run).items():
+        yield Picture(f"ledger-{arm}", f"{run.name}: what clients gave ({arm})", contributions(arm, rows, rounds))
 
 
 def _rounds(run: RunFolder) -> Iterator[Picture]:
@@ -96,6 +99,15 @@ def _incentive(run: RunFolder) -> Iterator[Picture]:
     title = f"{run.name}: accuracy of free clients, shared model against local model"
     if (figure := client_plots.incentive(run.clients, alone, title)) is not None:
         yield Picture("incentive", title, figure)
+    groups = [group for arm in run.summary.get("personal", {}).values() for group in arm.values()]
+    for model in dict.fromkeys(model for group in groups for model in group):
+        for group in ("free", "priority"):
+            if (model, group) == ("shared", "free"):
+                continue  # drawn above
+            title = f"{run.name}: accuracy of {group} clients, {model} model against local model"
+            drawn = client_plots.incentive(run.clients, alone, title, model, priority=group == "priority")
+            if drawn is not None:
+                yield Picture(f"incentive-{model}-{group}", title, drawn)
 
 
 def _with_values(run: RunFolder, name: str) -> round_plots.Arms:

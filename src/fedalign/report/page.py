@@ -31,6 +31,7 @@ from fedalign.report.words import across_words
 PARTS = {
     "summary-words": "summary.html.j2",
     "gains": "gains.html.j2",
+    "ledger": "ledger.html.j2",
     "promises": "promises.html.j2",
     "cost-tables": "costs.html.j2",
     "setting-tables": "settings.html.j2",

@@ -83,9 +83,9 @@ def style_numbers(arms: Sequence[str]) -> dict[str, int]:
     return {arm: fixed.index(arm) if arm in fixed else len(fixed) + others.index(arm) for arm in arms}
 
 
-def figure_of(title: str = "", height: float = 2.5) -> tuple[Figure, Axes]:
-    """Make a figure as wide as a column, with one pair of axes, ``height`` inches high."""
-    figure, axes = _subplots(1, 1, (COLUMN, height), title)
+def figure_of(title: str = "", height: float = 2.5, width: float = COLUMN) -> tuple[Figure, Axes]:
+    """Make a figure as wide as a column, unless ``width`` says otherwise, with one pair of axes; sizes in inches."""
+    figure, axes = _subplots(1, 1, (width, height), title)
     return figure, axes[0][0]
 
 

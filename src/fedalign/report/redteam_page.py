@@ -73,9 +73,10 @@ def terminal_tables(team: RedTeam, rows: Sequence[Row]) -> list[Table]:
             table.add_row(attack, *[_coloured(gains[rule].gain) for rule in rules])
         tables.append(table)
     if backdoors := _backdoors(rows):
-        table = Table(title=f"success of backdoors, %, at {backdoors['at']} % hostile")
-        for index, heading in enumerate(backdoors["headings"]):
-            table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
+        table = Table(title="success of backdoors, %")
+        for heading in backdoors["headings"]:
+            named = heading == "attack"
+            table.add_column(heading, justify="left" if named else "right", overflow="fold", no_wrap=named)
         for row in backdoors["rows"]:
             table.add_row(*row["cells"])
         tables.append(table)
@@ -117,23 +118,29 @@ def _by_attack(rows: Sequence[Row], fraction: float) -> dict[str, dict[str, Row]
 
 
 def _backdoors(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return the table of backdoors' success: a row for each rule, a column for each attack; None without backdoors.
+    """Return the table of backdoors' success: a row for each attack and fraction, a column for each rule.
 
-    A cell has a number for each fraction. The baseline is measured at one, because nobody hostile takes part in it.
+    The baseline is measured once for each attack, because nobody hostile takes part in it. None without backdoors.
     """
-    measured = [row for row in rows if row.success is not None]
-    if not measured:
+    found = {(row.attack, row.fraction, row.rule): f"{row.success:.0f}" for row in rows if row.success is not None}
+    if not found:
         return None
-    attacks = list(dict.fromkeys(row.attack for row in measured))
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in sorted(measured, key=lambda row: row.fraction):
-        found.setdefault((row.rule, row.attack), []).append(f"{row.success:.0f}")
+    rules = _rules(rows)
+    alone = {attack: shown for (attack, _, rule), shown in found.items() if rule == BASELINE}
+    places = dict.fromkeys((attack, fraction) for attack, fraction, rule in found if rule != BASELINE)
     return {
-        "at": " / ".join(f"{100 * fraction:g}" for fraction in sorted({row.fraction for row in measured})),
-        "headings": ["rule", *attacks],
+        "headings": ["attack", "hostile", BASELINE, *rules],
         "rows": [
-            {"cells": [rule, *[" / ".join(found.get((rule, attack), ["–"])) for attack in attacks]], "best": False}
-            for rule in [BASELINE, *_rules(rows)]
+            {
+                "cells": [
+                    attack,
+                    _percent(fraction),
+                    alone.get(attack, "–"),
+                    *[found.get((attack, fraction, rule), "–") for rule in rules],
+                ],
+                "best": False,
+            }
+            for attack, fraction in places
         ],
     }
 

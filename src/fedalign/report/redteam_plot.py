@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Vermilion and sky blue are told apart with any colour vision.
 _LOSS, _EVEN, _GAIN = (213, 94, 0), (255, 255, 255), (86, 180, 233)
 _FULL_LOSS, _FULL_GAIN = 50.0, 10.0  # points at which the colours are full
+_CELL, _LETTER = 0.85, 0.07  # inches
 
 
 def tint(gain: float) -> str:
@@ -48,7 +49,8 @@ def heat_map(worst: Sequence[Worst], title: str) -> Figure:
     """
     rules = list(dict.fromkeys(one.rule for one in worst))
     fractions = sorted({one.fraction for one in worst})
-    figure, axes = plot_style.figure_of(title, 0.8 + 0.36 * len(rules))
+    width = _CELL * len(fractions) + _LETTER * max(map(len, rules))
+    figure, axes = plot_style.figure_of(title, 0.8 + 0.36 * len(rules), max(plot_style.COLUMN, width))
     axes.grid(visible=False)
     for one in worst:
         x, y = fractions.index(one.fraction), rules.index(one.rule)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedalign.report import metrics_table, promise_table, theory_table
+from fedalign.report import ledger_table, metrics_table, personal_table, promise_table, theory_table
 from fedalign.report.differences import differing, labels, setting_rows
 from fedalign.report.read_runs import RunFolder
 from fedalign.report.table import INCENTIVE, INCENTIVE_NOTE, INCENTIVE_TITLE, NOTE, headings, incentive_rows, rows
@@ -18,7 +18,10 @@ def run_sections(runs: Sequence[RunFolder], pictures: Sequence[Sequence[str]] = 
     """Collect the words and tables of every run; ``pictures`` are the names of the pictures of each run."""
     names = labels([run.settings for run in runs], [str(run.folder) for run in runs])
     drawn = pictures or [()] * len(runs)
-    return [_section(run, name, own) for run, name, own in zip(runs, names, drawn, strict=True)]
+    return [
+        {**_section(run, name, own), "ledger": ledger_table.ledger_tables(run, number)}
+        for number, (run, name, own) in enumerate(zip(runs, names, drawn, strict=True))
+    ]
 
 
 def difference_rows(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
@@ -101,6 +104,13 @@ def _metrics(summary: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _incentive(summary: dict[str, Any]) -> dict[str, Any] | None:
+    if personal := personal_table.personal_rows(summary):
+        return {
+            "title": personal_table.TITLE,
+            "headings": personal_table.HEADINGS,
+            "rows": [{"cells": cells, "best": False} for cells in personal],
+            "note": personal_table.NOTE,
+        }
     found = incentive_rows(summary)
     if not found:
         return None

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from fedalign.report.metrics_table import metrics_table
+from fedalign.report.personal_table import personal_table
 from fedalign.report.table import incentive_table, terminal_table
 from fedalign.report.theory_table import theory_table
 
@@ -16,7 +17,8 @@ def tables(summary: dict[str, Any]) -> list[Table | str]:
     found: list[Table | str] = [terminal_table(summary)]
     if (metrics := metrics_table(summary)) is not None:
         found.append(metrics)
-    if (gains := incentive_table(summary)) is not None:
+    gains = personal_table(summary) or incentive_table(summary)
+    if gains is not None:
         found.append(gains)
     if "theory" in summary:
         found.append(theory_table(summary["theory"]))

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedalign.errors import FedalignError
 from fedalign.experiments.arms import trains_alone
+from fedalign.experiments.personal_summary import personal_summary
 from fedalign.experiments.store import RunStore
 from fedalign.experiments.summary import incentive, summarise
 from fedalign.protocol.records import History
@@ -58,4 +59,5 @@ def summary_so_far(settings: Mapping[str, Any], stores: Stores, histories: Histo
         "unfinished": True,
         "arms": summarise(histories, diverged, alone, stopped),
         **({"incentive": incentive(tests, next(iter(alone)))} if alone else {}),
+        **({"personal": personal} if (personal := personal_summary(tests, next(iter(alone), None))) else {}),
     }

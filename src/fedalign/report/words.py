@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedalign.experiments.personal_summary import SHARED
 from fedalign.protocol.records import mean_or_none
 from fedalign.report.figures import Shown
 from fedalign.report.measures import Measure, headline
@@ -167,10 +168,17 @@ def _gains(run: RunFolder, best: str) -> list[str]:
     gain = run.summary.get("incentive", {}).get(best)
     if not gain:
         return []
-    return [
+    said = [
         f"With {best}'s model, {gain['better_off']:.1f} of {gain['free']:.0f} free clients are better off than with a "
         f"model of their own ({100 * gain['shared']:.1f} % against {100 * gain['own']:.1f} % accuracy)."
     ]
+    for method, own in run.summary.get("personal", {}).get(best, {}).get("free", {}).items():
+        if method != SHARED and own["better_off"] is not None:
+            said.append(
+                f"With what they make of it by {method}, {own['better_off']:.1f} are better off and "
+                f"{own['worse_off']:.1f} are worse off ({100 * own['accuracy']:.1f} % accuracy)."
+            )
+    return said
 
 
 def _cost(run: RunFolder, best: str) -> list[str]:

@@ -9,14 +9,11 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedalign.errors import FedalignError
 from fedalign.rules.baselines import Everyone
 from fedalign.rules.rule import Broadcast, MatchOn, Measure, Offer, Rule, Selection
-
-Trust = Literal["report", "verify"]  #: believe what free clients report, or verify what their updates do
-_VERIFIABLE = ("fedalign", "autoalign")
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Verified(Rule):
     of the priority clients' mean update. A free client weighs at most ``each`` times as much as the average priority
     client, whatever sample count it claims, and all of them together at most ``total`` times as much as the priority
     clients. Clients whose updates are too much alike take no part: less the priority clients' mean update, theirs
-    resemble each other far more than other clients' do, and ``alike`` times as much as the median client's. The
+    resemble one, two or many others' far more than is usual, and ``alike`` times as much as the median client's. The
     priority clients then measure, on held-out data, their own aggregate with each free client (``probes`` clients a
     round, by turns) and without each of their own, and the aggregates of the best 1, 2, 3, 4, 6, 8, … free clients.
     A client is as good as this round's change of the loss, or its average over the rounds, whichever is worse. The
@@ -43,15 +40,17 @@ class Verified(Rule):
       matters most is missing;
     - the cosine of its update with the priority clients' mean update is at least ``cosine``;
     - it is in the better part of the clients. This part, the *breadth*, is all of them at first. It is halved when the
-      served aggregate has a higher loss than the priority-only model, and grows again in good rounds.
+      served aggregate has a higher loss than the priority-only model, or when free clients give no *head start*; it
+      grows again in good rounds.
 
     The largest aggregate of such clients is taken whose loss is at most ``1 + tolerance`` times that of the received
     model or of the served one, whichever is higher.
 
     FedAvg on the priority clients, the *priority-only model*, is trained as well. It is served in every round in which
-    the choice is worse; if the choice's loss is far higher, training goes on from it too. With ``promise`` the record
-    says by how much the served model may be worse (docs/research/promise.md), if the priority clients have held-out
-    data.
+    the choice is worse; if the choice's loss is far higher, training goes on from it too. So it does if free clients
+    give no head start: on average over the rounds, the priority clients' own aggregate must have a loss at least 1 %
+    lower than this model's. With ``promise`` the record says by how much the served model may be worse
+    (docs/research/promise.md), if the priority clients have held-out data.
 
     >>> rule = Verified()
     >>> rule.select({3: Offer(Measure(9.0, None, 5))}, Broadcast(round=0, loss=1.0)).clients
@@ -114,43 +113,6 @@ class Verified(Rule):
     def why(self, own: Measure, broadcast: Broadcast, admitted: bool) -> str:
         """Return the reason that the inner rule gives; measured clients have another one."""
         return self.rule.why(own, broadcast, admitted)
-
-
-def verify(rule: Rule) -> Rule:
-    """Return a rule with ``trust="verify"``: verified, unless it is so already or admits nobody.
-
-    Raises :class:`FedalignError` for a rule that runs an algorithm of its own, which verified rounds would replace.
-
-    >>> from fedalign import Align, PriorityOnly
-    >>> verify(Align(0.3)).rule
-    Align(epsilon=0.3, on='loss', match_on=None)
-    >>> verify(PriorityOnly()).invites_free
-    False
-    """
-    if isinstance(rule, Verified) or not rule.invites_free:
-        return rule
-    if rule.algorithm not in _VERIFIABLE:
-        raise FedalignError(
-            f"{type(rule).__name__} runs the algorithm {rule.algorithm!r}, which cannot be verified; use trust='report'"
-        )
-    return Verified(rule)
-
-
-def with_trust(rule: Rule, trust: Trust) -> Rule:
-    """Return a rule with a setting of trust applied to it.
-
-    ``"report"`` leaves it as it is, so that it believes what free clients report. ``"verify"`` verifies it
-    (:func:`verify`). Raises :class:`FedalignError` for another value.
-
-    >>> from fedalign import Align
-    >>> with_trust(Align(0.3), "report")
-    Align(epsilon=0.3, on='loss', match_on=None)
-    >>> with_trust(Align(0.3), "verify").algorithm
-    'verified'
-    """
-    if trust not in ("report", "verify"):
-        raise FedalignError(f"trust is {trust!r}; choose 'report' or 'verify'")
-    return verify(rule) if trust == "verify" else rule
 
 
 def _is_number(value: object) -> bool:

@@ -51,9 +51,15 @@ def find(reference: str, folder: Path | None = None) -> Any:
 
 def loaded() -> list[ModuleType]:
     """List the modules from beside settings files, with what they imported from there: other machines lack them."""
-    homes = {_home(path) for path in _loaded}
-    files = [(module, _file(module)) for module in list(sys.modules.values())]
-    return [module for module, path in files if path is not None and _home(path) in homes]
+    homes, modules = {_home(path) for path in _loaded}, dict(sys.modules)
+
+    def is_beside(name: str) -> bool:
+        root = _file(modules.get(name.partition(".")[0]))  # of a package, whose modules are deeper
+        return root is not None and _home(root) in homes
+
+    # Some modules, such as torch.ops, have the relative name of no file.
+    files = [(module, _file(module)) for name, module in modules.items() if is_beside(name)]
+    return [module for module, path in files if path is not None and path.is_file()]
 
 
 def _home(path: Path) -> Path:

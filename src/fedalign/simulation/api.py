@@ -20,7 +20,12 @@ from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
 from fedalign.experiments.folder_lock import FolderLock
 from fedalign.experiments.single_run import in_folder, with_trackers
+from fedalign.ledger.ledger import Ledger
+from fedalign.ledger.settings import as_ledger
+from fedalign.ledger.valuation import Valuation
 from fedalign.metrics.metric import as_metrics
+from fedalign.personal.method import PersonalMethod
+from fedalign.personal.settings import as_methods
 from fedalign.protocol.messages import RoundDone
 from fedalign.registry import (
     AGGREGATORS,
@@ -38,7 +43,7 @@ from fedalign.registry import (
 from fedalign.rules.align import Align
 from fedalign.rules.baselines import Alone
 from fedalign.rules.rule import Rule
-from fedalign.rules.verified import Trust, with_trust
+from fedalign.rules.trust import with_trust
 from fedalign.simulation.engine.named import EngineName
 from fedalign.simulation.simulation import Simulation, SimulationResult
 from fedalign.simulation.spec import ModelFactory, RunSpec
@@ -70,11 +75,13 @@ def simulate(
     aggregator: Aggregator | Named | None = None,
     client_steps: Sequence[ClientStep | Named] = (),
     server_steps: Sequence[ServerStep | Named] = (),
-    trust: Trust = "report",
+    trust: str = "report",
     adversary: Adversary | Named | None = None,
     free_cap: float = math.inf,
     free_total: float = math.inf,
+    ledger: Ledger | Valuation | Named | bool | None = None,
     metrics: Any = (),
+    personal: Sequence[PersonalMethod | Named] | str = (),
     callbacks: Sequence[Callback | Named] = (),
     track: Sequence[Callback | Named] | str = (),
     out: str | Path | None = None,
@@ -90,13 +97,16 @@ def simulate(
     faster; else they are float32. ``server`` is an optimiser such as :class:`FedAdam`; without one the aggregate is
     taken as it is. ``aggregator`` is the weighted mean unless given. ``free_cap`` is the largest weight of one free
     client, and ``free_total`` that of all admitted ones together, where all priority clients together weigh 1. With
-    ``trust="verify"`` the priority clients verify what free clients' updates do (:class:`Verified`); otherwise the rule
-    believes what free clients report. ``adversary`` makes some free clients hostile: an :class:`Adversary`, or a text
-    or a table as in settings files. ``metrics`` maps names to functions of outputs and targets, objects of torchmetrics
-    or built-in names; a list of names will do. They are measured after every round, for priority and free clients.
-    ``callbacks`` hear of every round and may stop the run (:class:`EarlyStopping`); ``track`` names trackers, such as
-    ``"mlflow"``. ``out`` is a folder for ``rounds.jsonl``, checkpoints and the final weights; with ``resume`` a run
-    that was interrupted there goes on, to the same result. One that had stopped early needs ``continue_stopped``, too.
+    ``trust="verify"`` the priority clients verify what free clients' updates do (:class:`Verified`), also with options,
+    ``"verify(within=4.0)"``; otherwise the rule believes what free clients report. ``adversary`` makes some free
+    clients hostile: an :class:`Adversary`, or a text or a table as in settings files. ``ledger`` values every client
+    in every round (:class:`Ledger`, or a method such as ``"gtg-shapley"``). ``metrics`` maps names to functions of
+    outputs and targets, objects of torchmetrics or built-in names; a list of names will do. They are measured after
+    every round, for priority and free clients. ``personal`` names methods by which every client makes a model of its
+    own of the final one: ``["refine"]``. Their outcomes are in ``result.personal``. ``callbacks`` hear of every round
+    and may stop the run (:class:`EarlyStopping`); ``track`` names trackers, such as ``"mlflow"``. ``out`` is a folder
+    for ``rounds.jsonl``, checkpoints and the final weights; with ``resume`` a run that was interrupted there goes on,
+    to the same result. One that had stopped early needs ``continue_stopped``, too.
     Every seam takes an object of your own class, or a name as in settings files:
     ``rule="auto"``, ``aggregator="trimmed-mean(trim=0.2)"``, ``loss="mine:loss"``.
     Raises :class:`DivergedError` if training leaves the finite numbers.
@@ -126,6 +136,9 @@ def simulate(
         free_total=free_total,
         callbacks=[CALLBACKS.accept("callbacks", callback) for callback in callbacks],
         metrics=as_metrics(metrics),
+        personal=as_methods(personal),
+        keep_personal=True,
+        ledger=as_ledger(ledger),
     )
     trackers = [TRACKERS.accept("track", one) for one in ([track] if isinstance(track, str) else track)]
     if out is None and (resume or continue_stopped):

@@ -11,6 +11,7 @@ import torch
 
 from fedalign.aggregation.aggregator import Aggregation, clients_of
 from fedalign.aggregation.buffer_checks import BufferReader
+from fedalign.aggregation.cosines import update_cosines
 from fedalign.aggregation.resemblance import resemblances
 from fedalign.errors import DivergedError, FedalignError
 from fedalign.protocol.messages import (
@@ -18,6 +19,7 @@ from fedalign.protocol.messages import (
     Aggregated,
     Compare,
     Compared,
+    Cosines,
     Evaluate,
     Invite,
     Paired,
@@ -63,6 +65,7 @@ class Driver:
             TrainAlone: self._train_alone,
             Compare: self._compare,
             Resemble: self._resemble,
+            Cosines: self._cosines,
             Aggregate: self._aggregate,
         }
         while waiting := [run for run in self.runs if run.request is not None]:
@@ -119,7 +122,7 @@ class Driver:
                 for k in clients:
                     rows = run.federation.clients[k].rows(request.split)
                     if len(rows):
-                        jobs.append(EvalJob(model, run.federation.pool, rows, request.tempered))
+                        jobs.append(EvalJob(model, run.federation.pool, rows, request.tempered, request.quick))
                         places.append((i, m, k))
         replies: list[list[dict[int, Measure]]] = [[{} for _ in request.asked] for _, request in asked]
         for (i, m, k), measure in zip(places, self.engine.evaluate(jobs), strict=True):
@@ -193,6 +196,16 @@ class Driver:
             assert run.received is not None
             models = {k: trained.model for k, trained in run.kept.items()}
             run.advance(resemblances(run.request.mix, models, run.received, size))
+
+    def _cosines(self, runs: Sequence[LiveRun]) -> None:
+        """Compare updates that were kept with each other and with the server's last step."""
+        size = self.engine.layout.trainable_size
+        for run in runs:
+            asked = run.request
+            assert isinstance(asked, Cosines)
+            assert run.received is not None
+            models = {k: run.kept[k].model for k in asked.clients}
+            run.advance(update_cosines(asked.clients, models, run.received, asked.previous, size))
 
     def _aggregate(self, runs: Sequence[LiveRun]) -> None:
         """Train every client that is in some mix, and add its model up as soon as it is there.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 from fedalign.attacks.hostile import HostileClients
 from fedalign.callbacks import Stopped, close_all, notify_end, notify_error, notify_round, notify_stop
 from fedalign.errors import DivergedError, FedalignError
+from fedalign.personal.method import PersonalOutcome
 from fedalign.protocol.messages import RoundDone, Snapshot
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.records import History
@@ -29,6 +30,7 @@ from fedalign.simulation.engine.outputs import OutputReader
 from fedalign.simulation.live_run import LiveRun
 from fedalign.simulation.metrics import prepare_metrics
 from fedalign.simulation.model_checks import check_model, check_repeatable
+from fedalign.simulation.personal_runs import personal_of
 from fedalign.simulation.scaffold import Controls
 from fedalign.simulation.spec import ModelFactory, RunSpec, initial_module, plan_of
 from fedalign.training.losses import PerSampleLoss, cross_entropy
@@ -40,7 +42,8 @@ class SimulationResult:
     """What a run gives: ``model`` (a module; for `Alone` one per client), ``history``, and ``error`` if it diverged.
 
     ``clients`` measures the final model on every client's own test data, None where it has none. ``stopped`` says why
-    and when a callback ended the run before its last round.
+    and when a callback ended the run before its last round. ``personal`` has the outcome of every personal method for
+    every client, by the method's name.
     """
 
     model: Any
@@ -48,6 +51,7 @@ class SimulationResult:
     error: DivergedError | None = None
     clients: tuple[Measure | None, ...] = ()
     stopped: Stopped | None = None
+    personal: Mapping[str, tuple[PersonalOutcome | None, ...]] = field(default_factory=dict)
 
 
 class Simulation:
@@ -70,9 +74,11 @@ class Simulation:
         self.device = resolve_device(device)
         plans = [plan_of(spec) for spec in specs]
         self._specs = list(specs)
-        self._template = initial_module(model, specs[0].seed)
+        self._model, self._template = model, initial_module(model, specs[0].seed)
         check_repeatable(self._template)
         self.layout = Layout(self._template)
+        for method in {id(m): m for spec in specs for m in spec.personal.values()}.values():
+            method.check(self._template)
         hostile = _hostile_clients(specs)
         own_pools = [pool for one in hostile if one is not None for pool in one.pools]
         pools = [*(spec.federation.pool for spec in specs), *own_pools]
@@ -144,13 +150,15 @@ class Simulation:
 
     def _finish(self) -> list[SimulationResult]:
         found = []
-        for spec, run, clients in zip(self._specs, self._runs, self._client_measures(), strict=True):
+        own = personal_of(self._engine, self._specs, self._runs, self._model, self._module)
+        for spec, run, clients, personal in zip(self._specs, self._runs, self._client_measures(), own, strict=True):
             history = History([*spec.past, *run.records])
             if run.error is not None or run.result is None:
                 found.append(SimulationResult(None, history, run.error))
             else:
                 stopped = run.stopped or spec.stopped
-                found.append(SimulationResult(self.module(run.result.model), history, None, clients, stopped))
+                served = self.module(run.result.model)
+                found.append(SimulationResult(served, history, None, clients, stopped, personal))
         return found
 
     def _client_measures(self) -> list[tuple[Measure | None, ...]]:

@@ -19,7 +19,9 @@ from fedalign.attacks.adversary import Adversary
 from fedalign.callbacks import Callback, RunInfo, Stopped
 from fedalign.data.federation import Federation
 from fedalign.errors import FedalignError
+from fedalign.ledger.ledger import Ledger
 from fedalign.metrics.metric import Metric
+from fedalign.personal.method import PersonalMethod
 from fedalign.protocol.messages import Snapshot
 from fedalign.protocol.plan import Plan, warmup_rounds
 from fedalign.protocol.records import RoundRecord
@@ -68,6 +70,9 @@ class RunSpec:
     free_total: float = math.inf  #: the largest weight of all admitted free clients together
     #: Test figures are measured in every so many rounds, and in the last ten; above 1, there is no training loss.
     measure_every: int = 1
+    personal: Mapping[str, PersonalMethod] = field(default_factory=dict)  #: what clients make of the final model
+    keep_personal: bool = False  #: the result has the personal models, not only their measures
+    ledger: Ledger | None = None  #: how clients are valued in every round; None: not at all
 
     @property
     def start(self) -> int:
@@ -110,7 +115,11 @@ def plan_of(spec: RunSpec) -> Plan:
     match_on: Split = rule.match_on or ("heldout" if fed.has_heldout else "train")
     if match_on == "heldout" and not fed.has_heldout:
         raise FedalignError("match_on='heldout' needs held-out data; give heldout or a heldout_fraction above 0")
-    check_scaffold(rule, spec.local)
+    check_personal(spec.personal, fed)
+    ledger = spec.ledger if isinstance(spec.rule, Rule) else None
+    check_scaffold(rule, spec.local, ledger)
+    if ledger is not None:
+        ledger.check(free=sum(not client.priority for client in fed.clients), priority=sum(fed.roster.priority))
     return Plan(
         rule=rule,
         rounds=spec.rounds,
@@ -122,20 +131,35 @@ def plan_of(spec: RunSpec) -> Plan:
         free_alone=spec.measure_every == 1,
         server=spec.server,
         work=tuple(spec.local.samples_for(len(client.train)) for client in fed.clients),
+        ledger=ledger,
+        seed=spec.seed,
     )
 
 
-def check_scaffold(rule: Rule, local: LocalOptimizer) -> None:
-    """Refuse SCAFFOLD with a rule for which several aggregates, or none, may use a client's update.
+def check_scaffold(rule: Rule, local: LocalOptimizer, ledger: Ledger | None = None) -> None:
+    """Refuse SCAFFOLD with a rule for which several aggregates, or none, may use a client's update, or a ledger.
 
     >>> check_scaffold(PriorityOnly(), LocalSGD(lr=0.1, epochs=1, scaffold=True))
     """
     several = isinstance(rule, AutoAlign) and not rule.is_fedalign
+    if local.scaffold and ledger is not None:
+        raise FedalignError("SCAFFOLD cannot be combined with a ledger, which aggregates updates more than once")
     if local.scaffold and (rule.needs_updates or several):
         name = 'a verified rule (trust="verify")' if isinstance(rule, Verified) else type(rule).__name__
         raise FedalignError(
             f"SCAFFOLD cannot be combined with {name}, which does not fix in advance whose updates are used"
         )
+
+
+def check_personal(methods: Mapping[str, PersonalMethod], federation: Federation) -> None:
+    """Refuse methods that measure on held-out data if some client has none."""
+    lacking = [client.name for client in federation.clients if not len(client.heldout)]
+    for name, method in methods.items():
+        if method.needs_heldout and lacking:
+            raise FedalignError(
+                f"the personal method {name} needs held-out data of every client, and client {lacking[0]!r} has none; "
+                "hold some out, or set patience = 0 where the method has that option"
+            )
 
 
 def _check_types(spec: RunSpec) -> None:
@@ -150,10 +174,12 @@ def _check_types(spec: RunSpec) -> None:
         ("server", spec.server, ServerOptimizer | None, "ServerOptimizer"),
         ("aggregator", spec.aggregator, Aggregator, "Aggregator"),
         ("adversary", spec.adversary, Adversary | None, "Adversary"),
+        ("ledger", spec.ledger, Ledger | None, "Ledger"),
         *(("client_steps", step, ClientStep, "ClientStep") for step in spec.client_steps),
         *(("server_steps", step, ServerStep, "ServerStep") for step in spec.server_steps),
         *(("callbacks", callback, Callback, "Callback") for callback in spec.callbacks),
         *((f"metrics.{name}", metric, Metric, "Metric") for name, metric in spec.metrics.items()),
+        *(("personal", method, PersonalMethod, "PersonalMethod") for method in spec.personal.values()),
     ]
     for name, given, kind, wanted in kinds:
         if not isinstance(given, kind):

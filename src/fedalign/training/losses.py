@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 PerSampleLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_SQUARES = 4  # temperatures whose exponentials are made of one
 IGNORED = -100  #: a target that does not count, such as padding; PyTorch's ``ignore_index``
 
 
@@ -74,6 +75,36 @@ def tempered_losses(
     [2.127, 0.974]
     """
     return torch.stack([loss(outputs / temperature, targets).double() for temperature in temperatures], 1)
+
+
+def quick_tempered_losses(
+    loss: PerSampleLoss, outputs: torch.Tensor, targets: torch.Tensor, temperatures: Sequence[float]
+) -> torch.Tensor:
+    """Return :func:`tempered_losses` up to rounding, on a CPU many times faster.
+
+    It is for temperatures each of which is half the next but one. The exponentials at one of them are then squares of
+    those at the other. A sample's losses do not depend on the samples beside it.
+
+    >>> outputs, targets, temperatures = torch.tensor([[2.0, 0.0]]), torch.tensor([1]), (1.0, 1.5, 2.0)
+    >>> quick = quick_tempered_losses(cross_entropy, outputs, targets, temperatures)
+    >>> torch.allclose(quick, tempered_losses(cross_entropy, outputs, targets, temperatures))
+    True
+    """
+    if loss is not cross_entropy or targets.dim() > 1 or outputs.device.type != "cpu":
+        return tempered_losses(loss, outputs, targets, temperatures)
+    scores = (outputs - outputs.max(1, keepdim=True).values).t().contiguous()
+    own = scores.gather(0, targets[None])[0]
+    found = torch.empty(len(temperatures), len(targets), dtype=torch.float64)
+    powers = scores  # replaced in the first step
+    for parity in (0, 1):
+        for step, i in enumerate(range(len(temperatures) - 1 - parity, -1, -2)):
+            # Squares double the relative error, so a few of them in a row are enough.
+            powers = powers.square_() if step % _SQUARES else torch.exp(scores / temperatures[i])
+            total = powers[0].clone()
+            for one in powers[1:]:  # in this order for every sample
+                total += one
+            found[i] = torch.log_(total) - own / temperatures[i]
+    return found.t()
 
 
 def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Module:
         _at_least_one(hidden=width)
         layers += [nn.Linear(inputs, width), nn.ReLU()]
         inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, classes))
+    return _with_head(nn.Sequential(*layers, nn.Linear(inputs, classes)))
 
 
 def cnn(channels: int = 3, classes: int = 10) -> nn.Module:
@@ -77,6 +77,12 @@ def cnn(channels: int = 3, classes: int = 10) -> nn.Module:
     for module in list(model)[:-1]:
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    return _with_head(model)
+
+
+def _with_head(model: nn.Sequential) -> nn.Module:
+    """Name the last layer as the model's head, which clients may train by themselves (``local-head``)."""
+    model.head = str(len(model) - 1)  # type: ignore[assignment]
     return model
 
 

@@ -38,6 +38,8 @@ class Purpose(enum.IntEnum):
     ADVERSARY = 8
     BUCKETS = 9
     TEST_SPLIT = 10
+    CANDIDATES = 11  # whose models a client of FedFomo measures
+    LEDGER = 12
 
 
 def _splitmix(z: U64) -> U64:

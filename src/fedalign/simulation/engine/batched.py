@@ -20,8 +20,7 @@ from fedalign.simulation.engine.linear_chain import LinearChainStepper, chain
 from fedalign.simulation.engine.pairs import PairComparer
 from fedalign.simulation.engine.processor import in_threads, last_level_cache
 from fedalign.simulation.engine.vmapped import VmapStepper
-from fedalign.training.losses import PerSampleLoss, hits, takes_logits, tempered_losses
-from fedalign.training.optimizer import LocalOptimizer
+from fedalign.training.losses import PerSampleLoss, hits, quick_tempered_losses, takes_logits, tempered_losses
 
 # The memory that one chunk may use in a step: so many bytes on a GPU, a share of the last-level cache on a CPU.
 _GPU_BYTES = 2 << 30
@@ -90,24 +89,28 @@ class BatchedEngine:
                 losses[here] = torch.segment_reduce(self._loss(outputs, y).double(), "sum", lengths=lengths)
                 if self._accuracy:
                     right[here] = torch.segment_reduce(hits(outputs, y), "sum", lengths=lengths)
-                if tempers and any(jobs[j].tempered for j in order[here]):
-                    every = tempered_losses(self._loss, outputs, y, TEMPERATURES)
-                    tempered[here] = torch.segment_reduce(every, "sum", lengths=lengths, axis=0)
+                for quick, losses_at in ((False, tempered_losses), (True, quick_tempered_losses)):
+                    asked = [i for i, j in enumerate(order[here]) if jobs[j].tempered and jobs[j].quick == quick]
+                    if tempers and asked:
+                        every = losses_at(self._loss, outputs, y, TEMPERATURES)
+                        sums = torch.segment_reduce(every, "sum", lengths=lengths, axis=0)
+                        where = torch.tensor(asked, device=self.device)
+                        tempered[where + begin] = sums[where]
         measures: dict[int, Measure] = {}
         for j, loss, hit, others in zip(order, losses.tolist(), right.tolist(), tempered.tolist(), strict=True):
             n = len(jobs[j].rows)
-            asked = tuple(value / n for value in others) if jobs[j].tempered else ()
-            measures[j] = Measure(loss / n, hit / n if self._accuracy else None, n, asked)
+            curve = tuple(value / n for value in others) if jobs[j].tempered else ()
+            measures[j] = Measure(loss / n, hit / n if self._accuracy else None, n, curve)
         return [measures[j] for j in range(len(jobs))]
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[Trained]:
         """Train all jobs. Jobs with the same local work and width are sorted by number of steps and cut into chunks."""
-        kinds: list[LocalOptimizer] = []
+        kinds: list[TrainJob] = []
         groups: dict[tuple[int, ...], list[int]] = {}
         for j, job in enumerate(jobs):
-            kind = next((i for i, local in enumerate(kinds) if local is job.local or local == job.local), len(kinds))
+            kind = next((i for i, known in enumerate(kinds) if _alike(known, job)), len(kinds))
             if kind == len(kinds):
-                kinds.append(job.local)
+                kinds.append(job)
             groups.setdefault((-job.width, kind, job.round, job.rounds), []).append(j)
         # By width, so that the order of one run's clients doesn't depend on the other runs.
         chunks = [chunk for _, members in sorted(groups.items()) for chunk in self._chunks(jobs, members)]
@@ -240,6 +243,11 @@ class BatchedEngine:
                 stacklevel=5,
             )
         return why is not None
+
+
+def _alike(known: TrainJob, job: TrainJob) -> bool:
+    """Say whether two jobs have the same local work, so that they can be stacked."""
+    return known.only == job.only and (known.local is job.local or known.local == job.local)
 
 
 def _stack(models: Sequence[torch.Tensor]) -> torch.Tensor:

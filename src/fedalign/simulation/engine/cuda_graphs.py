@@ -60,6 +60,7 @@ class StepGraph:
         pool: Any,
         *,
         draws: bool = False,
+        only: tuple[int, ...] | None = None,
     ) -> None:
         self.steps, clients, _ = size
         self._data = data
@@ -71,7 +72,7 @@ class StepGraph:
         self._weights = torch.zeros(size, dtype=data.dtype, device=data.device)
         self._rates = torch.zeros(size[:2], dtype=data.dtype, device=data.device)
         self._keys = torch.zeros(size[:2] if draws else (0, 0), dtype=torch.int64, device=data.device)
-        self._optimizer = StackedOptimizer(local, self.tensors[: layout.trainable])
+        self._optimizer = StackedOptimizer(local, self.tensors[: layout.trainable], only)
         self._step = step
         stream = torch.cuda.Stream(data.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(data.device))
@@ -105,7 +106,7 @@ class StepGraph:
             held[:clients].copy_(given)
             held[clients:].zero_()
         self._optimizer.reset()
-        self._optimizer.correct(jobs)
+        self._optimizer.prepare(jobs)
         for first in range(0, len(rows), self.steps):
             part = slice(first, first + self.steps)
             tables = [(self._rows, rows), (self._weights, weights), (self._rates, rates)]
@@ -159,7 +160,7 @@ class GraphCache:
         rates = torch.from_numpy(np.where(batches.counts > 0, batches.rates, 0.0).T.copy()).to(data.device, data.dtype)
         keys = draw_keys(jobs, data.device).t() if self._draws else rates.new_zeros((0, 0), dtype=torch.int64)
         try:
-            graph = self._graph_for(jobs[0].local, len(jobs), rows.shape[0], rows.shape[2])
+            graph = self._graph_for(jobs[0], len(jobs), rows.shape[0], rows.shape[2])
         except RuntimeError as error:
             self._why_not = (str(error).strip().splitlines() or [type(error).__name__])[0]
             warnings.warn(
@@ -171,15 +172,18 @@ class GraphCache:
         graph.run(list(self._layout.unflatten(models).values()), jobs, rows, weights, rates, keys)
         return self._layout.join([t[: len(jobs)] for t in graph.tensors])
 
-    def _graph_for(self, local: LocalOptimizer, jobs: int, steps: int, width: int) -> StepGraph:
+    def _graph_for(self, job: TrainJob, jobs: int, steps: int, width: int) -> StepGraph:
+        local, only = job.local, job.only
         clients = jobs if jobs < _HEIGHT else -(-jobs // _HEIGHT) * _HEIGHT
         fit = max(1, _BYTES // (4 * clients * width * self._data.features))
         parts = -(-steps // min(steps, fit))
         size = (-(-steps // parts), clients, width)
-        key = (*size, type(local), *_options(local))
+        key = (*size, type(local), *_options(local), only)
         graph = self._graphs.pop(key, None)
         if graph is None:
-            graph = StepGraph(self._step, self._layout, local, self._data, size, self._pool, draws=self._draws)
+            graph = StepGraph(
+                self._step, self._layout, local, self._data, size, self._pool, draws=self._draws, only=only
+            )
         self._graphs[key] = graph
         while len(self._graphs) > _KEPT:
             self._graphs.popitem(last=False)

@@ -27,6 +27,7 @@ class EvalJob:
     pool: Pool
     rows: Rows
     tempered: bool = False
+    quick: bool = False  #: the losses at several temperatures need not be those of the loss function to the last bit
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,8 @@ class TrainJob:
     rounds: int
     client: int
     correction: torch.Tensor | None = None  # SCAFFOLD's c − c_k, of the trainable part's length
+    towards: torch.Tensor | None = None  # the model that the local work's mu pulls towards; None: the one above
+    only: tuple[int, ...] | None = None  # the places of the trainable tensors that are trained; None: all
 
     @property
     def steps(self) -> int:

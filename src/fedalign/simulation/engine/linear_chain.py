@@ -79,8 +79,8 @@ class LinearChainStepper:
             jobs, models = [jobs[0], *jobs], torch.cat([models[:1], models])
         weights = self._weights(models, copy=True)
         tensors = [t for pair in weights for t in pair if t is not None]
-        optimizer = StackedOptimizer(local, tensors)
-        optimizer.correct(jobs)
+        optimizer = StackedOptimizer(local, tensors, jobs[0].only)
+        optimizer.prepare(jobs)
         for step in steps(jobs, self._data):
             n = len(step.x)
             active = [(w[:n], b[:n] if b is not None else None) for w, b in weights]

@@ -21,7 +21,7 @@ from fedalign.simulation.engine.jobs import Data, EvalJob, Trained, TrainJob
 from fedalign.simulation.engine.layout import Layout
 from fedalign.simulation.engine.pairs import PairComparer
 from fedalign.simulation.engine.random_functions import hashed_draws, tried
-from fedalign.training.losses import PerSampleLoss, hits, takes_logits, tempered_losses
+from fedalign.training.losses import PerSampleLoss, hits, quick_tempered_losses, takes_logits, tempered_losses
 
 
 class ReferenceEngine:
@@ -50,7 +50,8 @@ class ReferenceEngine:
             accuracy = hits(outputs, y).mean().item() if self._accuracy else None
             tempered: tuple[float, ...] = ()
             if job.tempered and takes_logits(self._loss):
-                tempered = tuple(tempered_losses(self._loss, outputs, y, TEMPERATURES).mean(0).tolist())
+                losses = quick_tempered_losses if job.quick else tempered_losses
+                tempered = tuple(losses(self._loss, outputs, y, TEMPERATURES).mean(0).tolist())
             measures.append(Measure(loss, accuracy, len(y), tempered))
         return measures
 
@@ -64,15 +65,18 @@ class ReferenceEngine:
         local, module = job.local, self._module
         self.layout.load(module, job.model)
         module.train()
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        start = [p.detach().clone() for p in parameters]
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        chosen = range(len(trainable)) if job.only is None else job.only
+        parameters = [trainable[place] for place in chosen]
+        centre = self._pieces(job.model if job.towards is None else job.towards, trainable)
+        start = [centre[place] for place in chosen]
         batches = batches_for([job], self._data)
         keys = draw_keys([job], self.device)[0] if self._draws else None
         optimizer = local.reference(parameters)
         for step in range(job.steps):
             x, y = self._data.batch(batches.rows[0, step, : batches.counts[0, step]])
             optimizer.param_groups[0]["lr"] = float(batches.rates[0, step])
-            optimizer.zero_grad()
+            module.zero_grad()
             with hashed_draws(keys[step] if keys is not None else None):
                 outputs = module(x)
             objective = self._loss(outputs, y).mean()
@@ -81,11 +85,15 @@ class ReferenceEngine:
                 objective = objective + local.mu / 2 * distance
             objective.backward()  # type: ignore[no-untyped-call]
             if job.correction is not None:
-                pieces = torch.split(job.correction, [p.numel() for p in parameters])
-                for p, piece in zip(parameters, pieces, strict=True):
+                for p, piece in zip(trainable, self._pieces(job.correction, trainable), strict=True):
                     if p.grad is not None:
-                        p.grad += piece.view_as(p)
+                        p.grad += piece
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
             optimizer.step()
         return self.layout.flatten(module)
+
+    def _pieces(self, flat: torch.Tensor, trainable: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Cut the trainable part of a flat vector into the shapes of the parameters."""
+        cut = torch.split(flat[: self.layout.trainable_size], [p.numel() for p in trainable])
+        return [piece.view_as(p) for piece, p in zip(cut, trainable, strict=True)]

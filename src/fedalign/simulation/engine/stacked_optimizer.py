@@ -13,29 +13,40 @@ from fedalign.training.optimizer import LocalOptimizer, Rate, decay, per_client
 class StackedOptimizer:
     """The steps of a :class:`LocalOptimizer` on a stack: SCAFFOLD's correction, proximal term, clipping, decay, update.
 
-    Clients that have finished are the last ones, so a step touches a prefix of the stack.
+    Clients that have finished are the last ones, so a step touches a prefix of the stack. ``only`` has the places of
+    the parameters that are trained, where not all are.
     """
 
-    def __init__(self, local: LocalOptimizer, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, local: LocalOptimizer, parameters: Sequence[torch.Tensor], only: tuple[int, ...] | None = None
+    ) -> None:
         self._local = local
+        self._sizes = [p[0].numel() for p in parameters]
+        self._places = range(len(parameters)) if only is None else only
+        parameters = [parameters[place] for place in self._places]
         self._parameters = parameters
-        self.plain = local.is_plain
+        self.plain = local.is_plain and only is None
         self._corrections = [torch.zeros_like(p) for p in parameters] if local.scaffold else []
         self._start = [p.clone() for p in parameters] if local.mu else []
         self._state = {} if self.plain else local.state(parameters)
 
-    def correct(self, jobs: Sequence[TrainJob]) -> None:
-        """Copy the jobs' corrections (SCAFFOLD)."""
-        if not self._corrections:
-            return
-        given = [job.correction for job in jobs]
-        if any(one is None for one in given):
-            raise ValueError("a job of SCAFFOLD lacks its correction")
-        flat = torch.stack(given)  # type: ignore[arg-type]
-        sizes = [c[0].numel() for c in self._corrections]
-        for correction, piece in zip(self._corrections, torch.split(flat, sizes, dim=1), strict=True):
-            correction[: len(jobs)].copy_(piece.view(len(jobs), *correction.shape[1:]))
-            correction[len(jobs) :].zero_()
+    def prepare(self, jobs: Sequence[TrainJob]) -> None:
+        """Copy the jobs' corrections (SCAFFOLD), and the models that the proximal term pulls towards."""
+        if self._corrections:
+            given = [job.correction for job in jobs]
+            if any(one is None for one in given):
+                raise ValueError("a job of SCAFFOLD lacks its correction")
+            self._copy(self._corrections, torch.stack(given))  # type: ignore[arg-type]
+            for correction in self._corrections:
+                correction[len(jobs) :].zero_()
+        if self._start and any(job.towards is not None for job in jobs):
+            self._copy(self._start, torch.stack([job.model if job.towards is None else job.towards for job in jobs]))
+
+    def _copy(self, held: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+        """Copy the trained part of stacked flat vectors into the first rows of stacked tensors."""
+        pieces = torch.split(flat[:, : sum(self._sizes)], self._sizes, dim=1)
+        for tensor, place in zip(held, self._places, strict=True):
+            tensor[: len(flat)].copy_(pieces[place].view(len(flat), *tensor.shape[1:]))
 
     def reset(self) -> None:
         """Begin a round in the same memory: the parameters as they are now are the start, and the state is new."""
@@ -47,7 +58,8 @@ class StackedOptimizer:
                     held.copy_(new)
 
     def step(self, gradients: Sequence[torch.Tensor], rate: Rate) -> None:
-        """Move the first ``len(gradients[0])`` clients; the gradients are overwritten."""
+        """Move the first ``len(gradients[0])`` clients by the gradients of all parameters, which are overwritten."""
+        gradients = [gradients[place] for place in self._places]
         local, active = self._local, len(gradients[0])
         parameters = [p[:active] for p in self._parameters]
         for g, correction in zip(gradients, self._corrections, strict=False):

@@ -147,8 +147,8 @@ class VmapStepper:
     def _train_stacked(self, models: torch.Tensor, jobs: Sequence[TrainJob]) -> torch.Tensor:
         named = {name: t.clone() for name, t in self._layout.unflatten(models).items()}
         trainable = self._layout.names[: self._layout.trainable]
-        optimizer = StackedOptimizer(jobs[0].local, [named[name] for name in trainable])
-        optimizer.correct(jobs)
+        optimizer = StackedOptimizer(jobs[0].local, [named[name] for name in trainable], jobs[0].only)
+        optimizer.prepare(jobs)
         self._module.train()
         for step in steps(jobs, self._data, draws=self._draws):
             n = len(step.x)
@@ -184,8 +184,8 @@ class VmapStepper:
         self._layout.load(module, models[0])
         module.train()
         parameters = [p for p in module.parameters() if p.requires_grad]
-        optimizer = StackedOptimizer(jobs[0].local, [p.detach().unsqueeze(0) for p in parameters])
-        optimizer.correct(jobs)
+        optimizer = StackedOptimizer(jobs[0].local, [p.detach().unsqueeze(0) for p in parameters], jobs[0].only)
+        optimizer.prepare(jobs)
         for step in steps(jobs, self._data, draws=self._draws):
             gradients = self._one_gradient(module, parameters, step)
             optimizer.step([g.unsqueeze(0) for g in gradients], step.rate)

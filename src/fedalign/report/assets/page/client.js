@@ -46,6 +46,11 @@ function clientWords(who, arm) {
     const change = mean(gains);
     words += ` Measured by the priority clients, its updates changed their loss by ${change > 0 ? "+" : ""}${number(change)} % on average: they ${change < 0 ? "helped" : "harmed"}.`;
   }
+  const given = rows.map((row) => row.gave?.at(-1)).filter((value) => value !== undefined && value !== null);
+  if (given.length) {
+    const total = mean(given);
+    words += ` By the ledger it gave ${total > 0 ? "+" : ""}${number(total)}: by so much its updates lowered the priority clients' loss, summed over rounds.`;
+  }
   return words;
 }
 
@@ -91,6 +96,8 @@ function clientCharts(place, columns, seed, arm) {
   add("Weight in the aggregate", [{ label: "weight", values: columns.weight, tint: tintOf(arm.style) }], (value) => number(value, true));
   if (columns.contribution) add("Contribution: change of the priority clients' loss with its update (below 0 helps)",
     [{ label: "change", values: columns.contribution, tint: tintOf(arm.style) }], (value) => `${number(value)} %`);
+  if (columns.gave) add("Given so far: fall of the priority clients' loss due to its updates",
+    [{ label: "given so far", values: columns.gave, tint: tintOf(arm.style) }], number);
   const tell = (i) => `round ${i + 1}: ${LETTERS[columns.decisions[i]]}`;
   const used = [...new Set(columns.decisions)].filter((letter) => letter !== "-");
   return [el("div", { class: "side-by-side" }, ...made), el("h3", {}, "Decisions"), decisionLegend(used),
