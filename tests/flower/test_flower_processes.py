@@ -34,6 +34,7 @@ def all_data():
         pool = federation.pool
         parts = {s: (pool.x[client.rows(s)], pool.y[client.rows(s)]) for s in ("train", "heldout", "test")}
         clients.append(parts)
+    clients[1]["train"] = tuple(part[:32] for part in clients[1]["train"])  # site 0 weighs 0.6, site 1 0.4
     clients[4] = {s: (x, (y + 5) % 10) for s, (x, y) in clients[4].items()}
     x, y = clients[1]["train"]
     usual = y == y.mode().values
@@ -199,16 +200,17 @@ def test_the_warm_process_leaves_nothing(tmp_path, end):
 
 def test_killed_nodes_are_lost_and_the_quorum_decides(running, ended):
     # A round goes on when site 0 and three of the four free nodes have answered, and the grace time has passed.
-    patience = {"quorum": 0.4, "free-part": 0.75, "grace": 5.0}
+    # Site 1 alone is no quorum, so site 0 is waited for, however busy the machine is.
+    patience = {"quorum": 0.5, "free-part": 0.75, "grace": 5.0}
     running.run("faults", rule="all", rounds=2, warmup=0.0, **patience)
     running.wait_for(lambda: len(running.history("faults")) >= 1, what="round 1")
     running.kill("site-3")  # a free node and a priority node, while round 2 is under way
     running.kill("site-1")
     rounds, _ = running.finish("faults")
     assert [r.clients[0].decision for r in rounds] == ["trained"] * 2
-    assert [r.clients[2].decision for r in rounds] == ["admitted"] * 2
+    assert rounds[1].clients[2].decision == "admitted"  # without site 3, three of four are sites 2, 4 and 5
     assert rounds[1].clients[3].decision == "lost"
-    # Site 1 carries half of the priority clients' weight: with a quorum of 0.4 the others went on, with 1 they wait.
+    # Site 1 carries 0.4 of the priority clients' weight: with a quorum of 0.5 the others went on, with 1 they wait.
     assert rounds[1].clients[1].decision == "lost"
     assert rounds[-1].test_accuracy is not None
     assert rounds[-1].train_loss is not None
