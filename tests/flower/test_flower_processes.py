@@ -34,7 +34,7 @@ def all_data():
         pool = federation.pool
         parts = {s: (pool.x[client.rows(s)], pool.y[client.rows(s)]) for s in ("train", "heldout", "test")}
         clients.append(parts)
-    clients[1]["train"] = tuple(part[:32] for part in clients[1]["train"])  # site 0 weighs 0.6, site 1 0.4
+    clients[1]["train"] = tuple(part[:40] for part in clients[1]["train"])  # site 0 weighs 0.55, site 1 0.45
     clients[4] = {s: (x, (y + 5) % 10) for s, (x, y) in clients[4].items()}
     x, y = clients[1]["train"]
     usual = y == y.mode().values
@@ -210,7 +210,7 @@ def test_killed_nodes_are_lost_and_the_quorum_decides(running, ended):
     assert [r.clients[0].decision for r in rounds] == ["trained"] * 2
     assert rounds[1].clients[2].decision == "admitted"  # without site 3, three of four are sites 2, 4 and 5
     assert rounds[1].clients[3].decision == "lost"
-    # Site 1 carries 0.4 of the priority clients' weight: with a quorum of 0.5 the others went on, with 1 they wait.
+    # Site 1 carries 0.45 of the priority clients' weight: with a quorum of 0.5 the others went on, with 1 they wait.
     assert rounds[1].clients[1].decision == "lost"
     assert rounds[-1].test_accuracy is not None
     assert rounds[-1].train_loss is not None
