@@ -6,8 +6,8 @@ import torch
 import fedalign as fa
 from fedalign.attacks.adversary import Adversary
 from fedalign.attacks.attack import Attack
-from fedalign.attacks.data import Backdoor, BlendedBackdoor
-from fedalign.attacks.hostile import HostileClients
+from fedalign.attacks.data import Backdoor, BlendedBackdoor, IrrelevantData, LabelFlip
+from fedalign.attacks.hostile import HostileClients, claimed_samples
 from fedalign.registry import ATTACKS
 
 
@@ -40,6 +40,9 @@ def test_options_of_attacks(kind, options, message):
     [
         ({"kind": []}, "names no attack"),
         ({"kind": "sign-flap"}, "sign-flap"),
+        ({"kind": None}, "must be an attack or a list of attacks, not None"),
+        ({"kind": Attack}, "must be an attack or a list of attacks"),
+        ({"kind": "zero", "clients": []}, "adversary.clients names nobody"),
         ({"kind": "zero", "fraction": 1.5}, "fraction must be a part of the free clients"),
         ({"kind": "zero", "report": "honest"}, "report is 'honest'"),
         ({"kind": "zero", "knows": "nothing"}, "knows is 'nothing'"),
@@ -116,3 +119,70 @@ def test_a_blended_backdoor_harms_plain_fedavg():
     specs = [fa.RunSpec(fed, rule, 15, local=local, adversary=adversary) for rule in (fa.PriorityOnly(), fa.Everyone())]
     alone, everyone = (r.history.final("attack_success") for r in fa.simulate_many(specs, flat, device="cpu"))
     assert everyone > alone + 0.3
+
+
+class Own(Attack):
+    """Gives what a test says."""
+
+    changes_data = changes_updates = True
+
+    def __init__(self, poison=None, send=None):
+        self._poison, self._send = poison, send
+
+    def poison(self, samples, classes, seed):
+        return samples if self._poison is None else self._poison(*samples)
+
+    def send(self, updates, scene):
+        return updates.own if self._send is None else self._send(updates.own)
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        (Own(lambda x, y: (torch.cat([x, x]), torch.cat([y, y]))), r"Own.poison gives features of shape \(\d+, 2\)"),
+        (Own(lambda x, y: (x[:1], y[:1])), "they must have the shape"),
+        (Own(lambda x, y: (x.double(), y)), "type torch.float64"),
+        (Own(lambda x, y: (x, y.float())), "gives labels of shape"),
+        (Own(lambda x, y: (x, y + 7)), "gives labels that are not from 0 to 1"),
+        (Own(lambda x, y: None), "must give two tensors, features and labels, not NoneType"),
+        (Own(send=lambda own: None), "Own.send must give a tensor for each hostile client"),
+        (Own(send=lambda own: dict.fromkeys(own, 3.0)), "Own.send must give a tensor for each hostile client"),
+    ],
+)
+def test_what_an_own_attack_gives_is_checked(attack, message):
+    train = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
+    fed = fa.Federation.from_arrays(train, test=train, priority=[True, False, False], heldout_fraction=0.25)
+    with pytest.raises(fa.FedalignError, match=message):
+        fa.simulate(
+            fed, lambda: torch.nn.Linear(2, 2), fa.Everyone(), 1, 0.0, adversary=Adversary(attack), device="cpu"
+        )
+
+
+def test_attacks_on_tokens_keep_to_the_vocabulary():
+    tokens, labels = torch.randint(3, 20, (50, 6)), torch.arange(50) % 4
+    found, _ = IrrelevantData().poison((tokens, labels), 4, 0)
+    assert 3 <= int(found.min()) <= int(found.max()) < 20
+    assert found.dtype == tokens.dtype
+    pixels = torch.full((50, 6), 7, dtype=torch.uint8)
+    assert int(IrrelevantData().poison((pixels, labels), 4, 0)[0].max()) > 200
+
+
+@pytest.mark.parametrize("attack", [Backdoor(), BlendedBackdoor()])
+def test_a_backdoor_where_every_sample_has_its_target_or_several_labels(attack):
+    x, y = torch.randn(5, 8), torch.zeros(5, dtype=torch.long)
+    stamped, wanted = attack.stamp((x, y))
+    assert (len(stamped), len(wanted)) == (0, 0)
+    for step in (attack.stamp, lambda samples: attack.poison(samples, 3, 0)):
+        with pytest.raises(fa.FedalignError, match=r"one label a sample; here a sample has \(6,\)"):
+            step((x, torch.zeros(5, 6, dtype=torch.long)))
+
+
+def test_flipped_answers_and_numbers():
+    answers = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
+    assert torch.equal(LabelFlip().poison((answers, answers), 0, 0)[1], 1 - answers)
+    numbers = torch.tensor([[0.5], [-2.0]])
+    assert torch.equal(LabelFlip().poison((numbers, numbers), 0, 0)[1], -numbers)
+
+
+def test_an_absurd_sample_count_is_a_number():
+    assert claimed_samples(Adversary("zero", samples=1e308), 64) > 1e300

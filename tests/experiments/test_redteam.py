@@ -87,6 +87,13 @@ def test_the_catalogue():
         (["--rules", "all+median+krum"], "has 2 aggregators; give at most one"),
         (["--rules", "all,all"], "the rule 'all' is named twice"),
         (["--rules", ","], "--rules names no rule"),
+        (["--rules", "priority"], "--rules names no rule to compare with priority"),
+        (["--attacks", ""], "--attacks names no attack"),
+        (["--attacks", "zero,backdoor(target=99)"], "target is 99, but there are 10 classes"),
+        (["--attacks", "zero,backdoor(column=60)"], "does not fit into samples of shape (60,)"),
+        (["--attacks", "sleeper", "--rounds", "1"], "nobody attacks"),
+        (["--set", "callbacks=early-stopping"], "sets callbacks, which a red team does not have"),
+        (["--set", "track=tensorboard"], "sets trackers, which a red team does not have"),
         (["--rules", "local"], "the arm 'local' has no shared model"),
         (["--attacks", "label-flp"], "unknown attack 'label-flp'; did you mean 'label-flip'"),
         (["--attacks", "zero,zero"], "the attack 'zero' is named twice"),
@@ -105,6 +112,18 @@ def test_refusals_write_nothing(tmp_path, capsys, options, message):
     assert cli.main(["redteam", "trust-synth", "--out", str(tmp_path / "out"), *options]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_attack_file_may_not_be_called_none(tmp_path):
+    (tmp_path / "none.toml").write_text('[adversary]\nkind = "sign-flip"\n')
+    with pytest.raises(fa.FedalignError, match="cannot be named 'none', which stands for no attack"):
+        named_attacks([str(tmp_path / "none.toml")])
+
+
+def test_only_what_it_shows_is_measured():
+    planned = plan_redteam("trust-synth", {"seeds": 1, "ledger.method": "leave-one-out", "personal": ["refine"]})
+    assert load("trust-synth", {"ledger.method": "leave-one-out"}).specs()[0][2].ledger is not None
+    assert all((spec.ledger, spec.personal, spec.metrics) == (None, {}, {}) for spec in planned.specs.values())
 
 
 def test_an_experiment_without_classes_is_refused(capsys):

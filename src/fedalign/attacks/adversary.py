@@ -46,6 +46,8 @@ class Adversary:
     def __post_init__(self) -> None:
         from fedalign.registry import ATTACKS
 
+        if not isinstance(self.kind, Attack | str | Mapping | Sequence):
+            raise FedalignError(f"adversary.kind must be an attack or a list of attacks, not {self.kind!r}")
         given = [self.kind] if isinstance(self.kind, Attack | str | Mapping) else list(self.kind)
         made = [ATTACKS.accept("adversary.kind", one) for one in given]
         for one in made:
@@ -54,6 +56,8 @@ class Adversary:
         if not made:
             raise FedalignError("adversary.kind names no attack; give at least one")
         object.__setattr__(self, "kind", tuple(made))
+        if self.clients is not None and not self.clients:
+            raise FedalignError("adversary.clients names nobody; leave it out, or set fraction to 0")
         if not _real(self.fraction) or not 0 <= self.fraction <= 1:
             raise FedalignError(f"adversary.fraction must be a part of the free clients, 0 to 1, not {self.fraction!r}")
         for name, value, known in (("report", self.report, _REPORTS), ("knows", self.knows, _KNOWS)):

@@ -61,7 +61,10 @@ class Attack:
     free_rider: ClassVar[bool] = False  #: True: the attack takes without giving; it does not harm the model
 
     def poison(self, samples: Samples, classes: int, seed: int) -> Samples:
-        """Return the samples that a hostile client uses in place of its own; ``seed`` differs from client to client."""
+        """Return the samples that a hostile client uses in place of its own, as many and of the same shape and type.
+
+        ``classes`` is the number of classes, 0 for a task without; ``seed`` differs from client to client.
+        """
         return samples
 
     def stamp(self, samples: Samples) -> Samples:

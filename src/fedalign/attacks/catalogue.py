@@ -11,6 +11,7 @@ from fedalign.errors import FedalignError, nearest
 from fedalign.registry import ATTACKS
 from fedalign.settings.toml_file import read_toml
 
+NO_ATTACK = "none"  #: what a red team calls the runs without an attack
 _LONG = 9.9  # just under the length at which a deployment refuses an update: 10 times the longest priority client's
 
 #: Unless ``report`` says otherwise, hostile clients claim a loss equal to F. A name without further words is the
@@ -62,6 +63,8 @@ def named_attacks(names: Iterable[str], folder: Path | None = None) -> dict[str,
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         label, table = (name, CATALOGUE[name]) if name in CATALOGUE else _own(name)
+        if label == NO_ATTACK:
+            raise FedalignError(f"an attack cannot be named {NO_ATTACK!r}, which stands for no attack; rename {name}")
         if label in found:
             raise FedalignError(f"the attack {label!r} is named twice")
         for key in ("fraction", "clients"):

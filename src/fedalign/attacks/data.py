@@ -17,6 +17,8 @@ from fedalign.training.randomness import Purpose, generator
 class LabelFlip(Attack):
     """Train on flipped labels: class ``c`` of ``C`` becomes ``C − 1 − c``; a number changes its sign.
 
+    Numbers that are all 0 or 1, such as the labels of a task with several answers a sample, become ``1 − y``.
+
     >>> x = torch.zeros(3, 1)
     >>> LabelFlip().poison((x, torch.tensor([0, 1, 9])), classes=10, seed=0)[1]
     tensor([9, 8, 0])
@@ -27,7 +29,9 @@ class LabelFlip(Attack):
     def poison(self, samples: Samples, classes: int, seed: int) -> Samples:
         """Return the samples with flipped labels."""
         x, y = samples
-        return x, -y if y.is_floating_point() else classes - 1 - y
+        if not y.is_floating_point():
+            return x, classes - 1 - y
+        return x, 1 - y if bool(((y == 0) | (y == 1)).all()) else -y
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,15 @@ class IrrelevantData(Attack):
     changes_data: ClassVar[bool] = True
 
     def poison(self, samples: Samples, classes: int, seed: int) -> Samples:
-        """Return as many random samples, with the mean and the spread of the client's features."""
+        """Return as many random samples, with the mean and the spread of the client's features, or in their range."""
         x, y = samples
         draw = generator(seed, Purpose.ADVERSARY)
         if x.is_floating_point():
             noise = torch.from_numpy(draw.standard_normal(tuple(x.shape))).to(x.dtype)
             new = noise * x.std(unbiased=False) + x.mean()
-        else:
-            new = torch.from_numpy(draw.integers(0, 256, tuple(x.shape))).to(x.dtype)
+        else:  # pixels, or tokens of a vocabulary of unknown size
+            low, high = (0, 255) if x.dtype == torch.uint8 else (int(x.min()), int(x.max()))
+            new = torch.from_numpy(draw.integers(low, high + 1, tuple(x.shape))).to(x.dtype)
         labels = (
             torch.from_numpy(draw.standard_normal(tuple(y.shape))).to(y.dtype)
             if y.is_floating_point()
@@ -81,7 +86,9 @@ class Backdoor(Attack):
     def poison(self, samples: Samples, classes: int, seed: int) -> Samples:
         """Return the samples, of which a part carry the trigger and the attackers' label."""
         x, y = samples
-        self._check(y, classes)
+        _check_labels(y)
+        if self.target >= classes:
+            raise FedalignError(f"target is {self.target}, but there are {classes} classes, from 0 to {classes - 1}")
         count = max(1, round(self.poisoned * len(y)))
         rows = torch.from_numpy(generator(seed, Purpose.ADVERSARY).permutation(len(y))[:count])
         x, y = x.clone(), y.clone()
@@ -92,13 +99,16 @@ class Backdoor(Attack):
     def stamp(self, samples: Samples) -> Samples:
         """Return the samples of other classes, with the trigger, labelled as the attackers want them."""
         x, y = samples
+        _check_labels(y)
         others = y != self.target
         return self._triggered(x[others], x), torch.full_like(y[others], self.target)
 
     def _triggered(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        if not len(x):  # all samples have the target's label
+            return x
         x = x.clone()
         bright = 255 if x.dtype == torch.uint8 else like.max()
-        sides = tuple(x.shape[-2:]) if x.dim() >= 3 else (self.row + self.size, x[0].numel() if len(x) else math.inf)
+        sides = tuple(x.shape[-2:]) if x.dim() >= 3 else (self.row + self.size, x[0].numel())
         if self.row + self.size > sides[0] or self.column + self.size > sides[1]:
             raise FedalignError(
                 f"a trigger of size {self.size} at row {self.row} and column {self.column} does not fit into samples "
@@ -109,12 +119,6 @@ class Backdoor(Attack):
         else:
             x.view(len(x), -1)[:, self.column : self.column + self.size] = bright
         return x
-
-    def _check(self, y: torch.Tensor, classes: int) -> None:
-        if y.is_floating_point():
-            raise FedalignError("a backdoor needs a task with classes; this one has none")
-        if self.target >= classes:
-            raise FedalignError(f"target is {self.target}, but there are {classes} classes, from 0 to {classes - 1}")
 
 
 @dataclass(frozen=True)
@@ -146,3 +150,10 @@ class BlendedBackdoor(Backdoor):
         pattern = ((rows[:, None] + columns) % 2 * bright).expand(shape)
         mixed = x.double() * (1 - self.opacity) + self.opacity * pattern.reshape(shape if x.dim() >= 3 else x.shape[1:])
         return mixed.round().to(x.dtype) if x.dtype == torch.uint8 else mixed.to(x.dtype)
+
+
+def _check_labels(y: torch.Tensor) -> None:
+    if y.is_floating_point():
+        raise FedalignError("a backdoor needs a task with classes; this one has none")
+    if y.dim() > 1:
+        raise FedalignError(f"a backdoor needs one label a sample; here a sample has {tuple(y.shape[1:])}")

@@ -5,15 +5,17 @@ The functions are for one client and its own data, so a hostile node over Flower
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedalign.attacks.adversary import Adversary
-from fedalign.attacks.attack import Samples, Scene, Updates
+from fedalign.attacks.attack import Attack, Samples, Scene, Updates
 from fedalign.data.federation import Federation, Rows
 from fedalign.data.samples import Pool
 from fedalign.errors import FedalignError
@@ -143,8 +145,31 @@ def poisoned(adversary: Adversary, samples: Samples, split: Split, classes: int,
     """
     if split in _POISONED:
         for attack in adversary.attacks:
-            samples = attack.poison(samples, classes, int(hashed(seed, client, _POISONED.index(split))) >> 1)
+            found = attack.poison(samples, classes, int(hashed(seed, client, _POISONED.index(split))) >> 1)
+            samples = _checked_samples(attack, found, samples, classes)
     return samples
+
+
+def _checked_samples(attack: Attack, found: Any, samples: Samples, classes: int) -> Samples:
+    """Return what an attack made of samples: as many, of the same shape and type, with labels of the task's classes."""
+    name = f"{type(attack).__name__}.poison"
+    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, torch.Tensor) for one in found):
+        raise FedalignError(f"{name} must give two tensors, features and labels, not {type(found).__name__}")
+    for new, old, what in zip(found, samples, ("features", "labels"), strict=True):
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise FedalignError(
+                f"{name} gives {what} of shape {tuple(new.shape)} and type {new.dtype}; "
+                f"they must have the shape {tuple(old.shape)} and the type {old.dtype} of the client's own"
+            )
+    labels = found[1]
+    if (
+        classes
+        and labels.numel()
+        and not labels.is_floating_point()
+        and not 0 <= int(labels.min()) <= int(labels.max()) < classes
+    ):
+        raise FedalignError(f"{name} gives labels that are not from 0 to {classes - 1}")
+    return found
 
 
 def claimed_samples(adversary: Adversary, samples: int) -> int:
@@ -153,7 +178,7 @@ def claimed_samples(adversary: Adversary, samples: int) -> int:
     >>> claimed_samples(Adversary("zero", samples=100.0), 60)
     6000
     """
-    return max(1, round(samples * adversary.samples))
+    return max(1, round(min(samples * adversary.samples, sys.float_info.max)))
 
 
 def claimed_measure(adversary: Adversary, own: Measure, broadcast: Broadcast) -> Measure | None:
@@ -187,6 +212,8 @@ def crafted_models(
         if not attack.changes_updates:
             continue
         own = attack.send(Updates(own, known), scene)
+        if not isinstance(own, Mapping) or not all(isinstance(one, torch.Tensor) for one in own.values()):
+            raise FedalignError(f"{type(attack).__name__}.send must give a tensor for each hostile client")
         if own.keys() != hostile.keys():
             raise FedalignError(
                 f"{type(attack).__name__}.send gives updates for clients {sorted(own)}, not {sorted(hostile)}"

@@ -98,6 +98,7 @@ def _attack(team: RedTeam, folder: Path, options: argparse.Namespace) -> int:
 
 
 def _team(options: argparse.Namespace) -> RedTeam:
+    from fedalign.attacks.catalogue import CATALOGUE
     from fedalign.experiments.redteam import FRACTIONS, RULES, plan_redteam, split_names
 
     overrides = dict(setting(pair) for pair in options.set)
@@ -108,7 +109,7 @@ def _team(options: argparse.Namespace) -> RedTeam:
         options.experiment,
         overrides,
         RULES if options.rules is None else split_names(options.rules),
-        () if options.attacks is None else split_names(options.attacks),
+        tuple(CATALOGUE) if options.attacks is None else split_names(options.attacks),
         FRACTIONS if options.fractions is None else [_number(part) for part in split_names(options.fractions)],
     )
 

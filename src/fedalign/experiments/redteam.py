@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedalign.attacks.adversary import Adversary
-from fedalign.attacks.catalogue import CATALOGUE, named_attacks
-from fedalign.attacks.hostile import hostile_clients
+from fedalign.attacks.catalogue import CATALOGUE, NO_ATTACK, named_attacks
+from fedalign.attacks.hostile import HostileClients, hostile_clients
 from fedalign.attacks.settings import make_adversary
 from fedalign.errors import FedalignError
 from fedalign.experiments.arms import ARMS, resolve_rule
@@ -20,7 +20,7 @@ from fedalign.rules.baselines import Alone
 from fedalign.settings.validation import options_of
 from fedalign.simulation.spec import RunSpec
 
-BASELINE, NO_ATTACK = "priority", "none"
+BASELINE = "priority"
 RULES = ("fedalign-verified", "auto", "fedalign", "all", "gradient", "trust")
 FRACTIONS = (0.25, 0.5, 0.75)
 WINDOW = 10  #: the rounds that a final figure is the mean of
@@ -81,6 +81,13 @@ class RedTeam:
         """Say whether an attack plants a backdoor, whose success is measured."""
         return any(one.has_trigger for one in self._adversary(attack, self.fractions[0]).attacks)
 
+    def check_attacks(self) -> None:
+        """Raise :class:`FedalignError` for an attack that the first run with it would refuse."""
+        spec = next(iter(self.specs.values()))
+        for attack in self.attacks:
+            adversary = self._adversary(attack, self.fractions[0])
+            _ = HostileClients(adversary, spec.federation, spec.seed, spec.rounds).stamped
+
     def window(self, attack: str) -> int:
         """Return how many last rounds an attack is judged by: 10, or fewer if it strikes only in the last rounds."""
         last: int = self.attacks.get(attack, {}).get("last") or WINDOW
@@ -123,13 +130,14 @@ def plan_redteam(
     name: str,
     overrides: Mapping[str, Any] | None = None,
     rules: Sequence[str] = RULES,
-    attacks: Sequence[str] = (),
+    attacks: Sequence[str] = tuple(CATALOGUE),
     fractions: Sequence[float] = FRACTIONS,
 ) -> RedTeam:
-    """Check an experiment, rules, attacks and fractions, and describe the runs; without ``attacks``, the catalogue's.
+    """Check an experiment, rules, attacks and fractions, and describe the runs.
 
     A rule is an arm of the experiment, a rule's text as in ``[arm.NAME]``, or either with an aggregator:
-    ``"all+median"``. Raises :class:`FedalignError` for anything that is wrong with them.
+    ``"all+median"``. Personal models, the ledger and metrics of the experiment are left out. Raises
+    :class:`FedalignError` for anything that is wrong, such as an attack that does not fit the data.
 
     >>> team = plan_redteam("trust-synth", {"seeds": 1}, ["all", "all+trimmed-mean"], ["zero"], [0.25, 0.5])
     >>> [(case.rule, case.attack, case.fraction) for case in team.cases()][-2:]
@@ -138,17 +146,25 @@ def plan_redteam(
     first = load(name, overrides)
     if first.adversary is not None:
         raise FedalignError(f"{name} has a section [adversary]; a red team brings its own attacks, so leave it out")
+    for key in ("callbacks", "trackers"):
+        if first.settings.get(key):
+            raise FedalignError(f"{name} sets {key}, which a red team does not have; leave it out")
     contenders, further = _contenders(rules, first)
     arms = list(dict.fromkeys([BASELINE, *(one.arm for one in contenders.values())]))
     experiment = load(name, {**(overrides or {}), **further, "arms": arms})
-    tables, parts = named_attacks(attacks or CATALOGUE, experiment.folder), _checked_fractions(fractions)
+    tables, parts = named_attacks(attacks, experiment.folder), _checked_fractions(fractions)
+    if not tables:
+        raise FedalignError("--attacks names no attack; leave it out for all of the catalogue")
     specs = {(arm, seed): spec for arm, seed, spec in experiment.specs()}
     for (arm, _), spec in specs.items():
         if isinstance(spec.rule, Alone):
             raise FedalignError(f"the arm {arm!r} has no shared model, so it cannot be attacked; leave it out")
         if not spec.federation.pool.has_classes or not spec.federation.has_test:
             raise FedalignError("a red team compares test accuracies; this experiment has no classes or no test data")
-    return RedTeam(experiment, contenders, tables, parts, specs)
+    plain = {key: dataclasses.replace(spec, personal={}, ledger=None, metrics={}) for key, spec in specs.items()}
+    team = RedTeam(experiment, contenders, tables, parts, plain)
+    team.check_attacks()
+    return team
 
 
 def split_names(text: str, mark: str = ",") -> list[str]:
@@ -193,8 +209,8 @@ def _contenders(rules: Sequence[str], experiment: Experiment) -> tuple[dict[str,
             options = options_of(AGGREGATORS.find(table["kind"], experiment.folder))
             told = next((key for key in _TOLD if key in options and key not in given), None)
         found[text] = Contender(arm, table, told)
-    if not found:
-        raise FedalignError("--rules names no rule")
+    if not found.keys() - {BASELINE}:
+        raise FedalignError(f"--rules names no rule to compare with {BASELINE}")
     return found, further
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedalign.experiments.redteam import BASELINE, NO_ATTACK, Case, RedTeam
+from fedalign.attacks.catalogue import NO_ATTACK
+from fedalign.experiments.redteam import BASELINE, Case, RedTeam
 from fedalign.experiments.redteam_runs import Figures
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from rich.table import Table
 
+from fedalign.attacks.catalogue import NO_ATTACK
 from fedalign.attacks.settings import in_words
 from fedalign.errors import FedalignError
-from fedalign.experiments.redteam import BASELINE, NO_ATTACK, RedTeam
+from fedalign.experiments.redteam import BASELINE, RedTeam
 from fedalign.experiments.redteam_table import Row, Worst, as_csv, as_json, worst_cases
 from fedalign.experiments.store import write_atomically
 from fedalign.report import plot_style
