@@ -5,13 +5,18 @@ import json
 import in_process
 import pytest
 import torch
+from flwr.app import ConfigRecord, RecordDict
 from in_process import history, weights
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fedalign.cli import main
 from fedalign.flower.audit import read
-from fedalign.flower.roster_file import RosterFile
+from fedalign.flower.gate import foreign_code
+from fedalign.flower.node_log import NodeLog
+from fedalign.flower.roster_file import RosterFile, fingerprint
+from fedalign.flower.wire import KEEP
+from fedalign.monitoring.words import printable
 
 federation, keys = in_process.federation, in_process.keys
 
@@ -97,6 +102,67 @@ def test_a_client_that_is_not_in_the_roster_cannot_be_removed(federation, tmp_pa
     assert main(["flower", "roster", "remove", "site-9", "--roster", path]) == 2
     assert "has no client 'site-9'; did you mean" in capsys.readouterr().err
     assert len(RosterFile.read(tmp_path / "roster.toml").entries) == 6
+
+
+def test_a_key_in_the_current_folder_does_not_hide_a_client_of_its_name(federation, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site-4").write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
+    assert main(["flower", "roster", "remove", "site-4"]) == 0
+    assert len(RosterFile.read(tmp_path / "roster.toml").entries) == 5
+    (tmp_path / "mine").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl")
+    capsys.readouterr()
+    for words in (["remove", "mine"], ["add", "mine"]):
+        assert main(["flower", "roster", *words]) == 2
+        said = capsys.readouterr().err
+        assert "mine: this is not a public key" in said
+        assert "PRIVATE" not in said
+    assert main(["flower", "roster", "add", "none.pub"]) == 2
+    assert "cannot read none.pub: No such file or directory\n" in capsys.readouterr().err
+
+
+def test_a_client_gets_a_new_key_in_one_step(federation, tmp_path, monkeypatch, keys, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new.pub").write_bytes(keys[6])
+    assert main(["flower", "roster", "add", "new.pub", "--name", "site-1", "--priority"]) == 2
+    assert "another key; --replace gives it the new one" in " ".join(capsys.readouterr().err.split())
+    assert main(["flower", "roster", "add", "new.pub", "--name", "site-1", "--priority", "--replace"]) == 0
+    entries = RosterFile.read(tmp_path / "roster.toml").entries
+    assert sorted(entry.name for entry in entries) == [f"site-{k}" for k in range(6)]
+    assert {entry.key for entry in entries if entry.name == "site-1"} == {fingerprint(keys[6])}
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31mb", "  ", "a\u202eb"])
+def test_names_that_a_terminal_would_obey_are_refused(federation, tmp_path, monkeypatch, keys, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new.pub").write_bytes(keys[6])
+    assert main(["flower", "roster", "add", "new.pub", "--name", name]) == 2
+    assert "a text without control characters" in " ".join(capsys.readouterr().err.split())
+    text = (tmp_path / "roster.toml").read_text()
+    (tmp_path / "roster.toml").write_text(text.replace('"site-3"', json.dumps(name)))
+    assert main(["flower", "roster", "show"]) == 2
+
+
+def test_a_server_writes_nothing_into_its_owner_s_terminal(tmp_path, capsys):
+    hidden = "x:\x1b[2J\x1b[1;31mowned\nfedalign: no limits\u202e"
+    reason = foreign_code({"loss": hidden, "\x1b[2Jkey": hidden}, {})
+    assert printable(reason) == reason
+    NodeLog(tmp_path / "node.jsonl").add(run=1, asked=f"train{hidden}", trained=False, reason=hidden)
+    assert main(["flower", "mine", str(tmp_path / "node.jsonl")]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\u202e" not in said
+    assert "\nfedalign: no limits" not in said
+
+
+def test_a_node_keeps_the_final_model_alone(federation, tmp_path):
+    _, server = federation(nodes=keeping(tmp_path, {0}), rule="priority", rounds=1, deliver="all")
+    made = server()
+    made.run()
+    answers = made._driver.exchange(
+        KEEP, {0: RecordDict({"task": ConfigRecord({"client": 0, "kind": "spam1"})})}, "delivery"
+    )
+    assert "keeps the final model alone" in answers[0].reason
+    assert [path.name for path in tmp_path.glob("0*.safetensors")] == ["0.safetensors"]
 
 
 def test_the_hash_of_an_app(tmp_path, capsys):

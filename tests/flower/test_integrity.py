@@ -12,7 +12,10 @@ from in_process import history, weights
 
 import fedalign as fa
 from fedalign.flower.audit import read
+from fedalign.flower.members import Members
 from fedalign.flower.roster_file import Entry, RosterFile, fingerprint
+from fedalign.monitoring.prometheus import exposition
+from fedalign.monitoring.status import read_status
 
 federation, keys = in_process.federation, in_process.keys
 SHAPE = {"out": 10, "layer": torch.nn.Identity}
@@ -112,6 +115,48 @@ def test_a_client_with_a_new_key_is_another_client(federation, tmp_path, keys):
     old, new = history(tmp_path)[1].clients[5:]
     assert (old.decision, new.decision) == ("absent", "admitted")
     assert (new.name, old.name) == ("site-5", f"site-5 ({fingerprint(keys[5])[:8]})")
+
+
+def test_strangers_whose_keys_begin_alike_have_names_of_their_own():
+    twins = [Entry(f"{'ab' * 4}{k:056x}", f"node-{'ab' * 4}") for k in range(3)]
+    members = Members([Entry("0" * 64, "site-0", True), *twins], free_cap=1.0)
+    start = twins[0].name
+    assert members.roster().names == ("site-0", start, f"{start} (abababab)", f"{start} ({twins[2].key})")
+    assert [members.name(k) for k in range(4)] == list(members.roster().names)
+    members.edit([Entry("0" * 64, "site-0", True), *twins[1:]])
+    assert members.roster().names == ("site-0", f"{start} ({twins[0].key})", start, f"{start} (abababab)")
+
+
+def test_a_stranger_with_a_name_of_the_roster_does_not_end_the_run(federation, tmp_path, keys):
+    _, server = federation(nodes=NODES, rule="all", warmup=0.0, rounds=2)
+    name = f"node-{fingerprint(keys[6])[:8]}"
+    entries = [*(site(keys, k) for k in range(5)), Entry(fingerprint(keys[5]), name)]
+    RosterFile(tuple(entries), "free").write(tmp_path / "roster.toml")
+    server().run()
+    named, stranger = history(tmp_path)[1].clients[5:]
+    assert (named.name, stranger.name) == (name, f"{name} ({fingerprint(keys[6])[:8]})")
+    assert (named.decision, stranger.decision) == ("admitted", "admitted")
+
+
+def test_a_removed_client_and_its_successor_are_two_series(federation, tmp_path, keys):
+    _, server = federation(nodes=NODES, rule="all", warmup=0.0, rounds=2)
+    renewed = (*(site(keys, k) for k in range(5)), Entry(fingerprint(keys[6]), "site-5"))
+    after_round(server, {0: lambda: RosterFile(renewed).write(tmp_path / "roster.toml")})
+    status = read_status(tmp_path / "out")
+    text = exposition(status, history(tmp_path), status.heartbeat).decode()
+    series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    assert len({client.name for client in status.clients}) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("a = ", "cannot read"), ("", "is empty"), ("a = " + "[" * 5000, "cannot read")]
+)
+def test_damaged_settings_of_a_run_are_told(federation, tmp_path, text, said):
+    federation(rule="all", rounds=1)[1]().run()
+    (tmp_path / "out" / "config.toml").write_text(text)
+    with pytest.raises(fa.FedalignError, match=said):
+        federation(rule="all", rounds=1, resume=str(tmp_path / "out"))[1]().run()
 
 
 def test_strangers_join_while_a_run_goes_on(federation, tmp_path, edit, keys):

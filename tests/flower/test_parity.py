@@ -4,7 +4,10 @@ Many cases come from the registries, so that a new rule, aggregator or optimiser
 needs options has them in ``OPTIONS``.
 """
 
+import datetime
+import math
 import sys
+import tomllib
 
 import in_process
 import pytest
@@ -324,3 +327,32 @@ def test_a_new_app_that_believes_free_clients_says_so(tmp_path, monkeypatch, cap
     said = " ".join(capsys.readouterr().out.split())
     assert ("believes what free clients report" in said) == believes
     assert ("no bound on the length of their updates, so none is in force; consider longest = 10.0" in said) != bounded
+
+
+def test_an_app_has_the_paths_and_values_of_its_experiment(tmp_path, monkeypatch):
+    """Names of places in the template, relative paths, infinities and dates all arrive as they are."""
+    home = tmp_path / "home"
+    (home / "data" / "SEED-IV").mkdir(parents=True)
+    for name in ("SEED-IV", "APP_PACKAGE"):
+        (home / name).mkdir()
+    (home / "own_source.py").write_text(
+        "import fedalign as fa\nfrom fedalign.data.synth import Synth\n\n\nclass Own(Synth):\n"
+        "    def __init__(self, folder, scale, when, priority=1, free=1):\n"
+        "        super().__init__(priority=priority, free=free)\n"
+    )
+    (home / "mine.toml").write_text(
+        "arms = ['auto']\nmodel = 'logistic'\nseeds = [7]\nledger = { key = 'server.key' }\n"
+        "data = { kind = 'own_source:Own', folder = 'SEED-IV', scale = inf, when = 2026-01-02 }\n"
+        "local = { lr = 0.1, epochs = 1 }\n"
+    )
+    monkeypatch.chdir(home)
+    assert main(["flower", "new", str(tmp_path / "app"), "--from", "mine.toml"]) == 0
+    made = {}
+    text = (tmp_path / "app" / "app" / "task.py").read_text()
+    exec(text, made)
+    assert made["EXPERIMENT"]["folder"] == str(home / "SEED-IV")
+    assert made["EXPERIMENT"]["scale"] == math.inf
+    assert made["EXPERIMENT"]["when"] == datetime.date(2026, 1, 2)
+    assert "seed=7" in text
+    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config["ledger"]["key"] == str(home / "server.key")

@@ -134,9 +134,48 @@ def test_a_stranger_cannot_fill_the_record_with_metrics(federation, tmp_path):
     server().run()
     (record,) = history(tmp_path)
     assert next(iter(record.metrics)) == "f1"
-    assert len(record.metrics) == 10_000
+    assert len(record.metrics) == 201
     assert all(plain_text(name) == name for name in record.metrics)
     assert record.metrics["f1"].clients[0] is not None
+
+
+def test_a_stranger_cannot_fill_a_run_with_metrics_of_new_names(federation, tmp_path):
+    def fresh(reply, message):
+        if "metrics" in reply.content:
+            t = len(history(tmp_path)) if (tmp_path / "out" / "rounds.jsonl").exists() else 0
+            reply.content["metrics"] = MetricRecord({f"f1.{t}-{i}": 0.5 for i in range(150)})
+        return reply
+
+    grid, server = federation(rule="all", rounds=4, warmup=0.0, metrics="f1")
+    grid.tamper[3] = fresh
+    server().run()
+    names = [set(record.metrics) for record in history(tmp_path)]
+    assert all("f1" in of_round for of_round in names)
+    assert len(set().union(*names)) == 201
+
+
+@pytest.mark.parametrize("losses", [(1e308, -1e308), (1.7e308, 0.0, -1.7e308, 0.0)])
+@pytest.mark.parametrize("settings", [{"trust": "report"}, {"trust": "verify"}])
+def test_losses_too_large_to_be_subtracted_do_not_end_a_run_with_a_ledger(
+    federation, tmp_path, monkeypatch, losses, settings
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def boast(reply, message):
+        if message.metadata.message_type == "train":
+            loss = losses[int(message.content["task"]["round"]) % len(losses)]
+            reply.content["measures"] = MetricRecord({"own.loss": loss, "own.samples": 10})
+        return reply
+
+    grid, server = federation(rule="all", rounds=4, warmup=0.0, ledger=True, **settings)
+    grid.tamper[5] = boast
+    server().run()
+    rows = [json.loads(line) for line in (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows if "round" in row] == [0, 1, 2, 3]
+    said = [record.clients[5] for record in history(tmp_path)]
+    assert [one.decision for one, loss in zip(said, losses * 2, strict=False) if abs(loss) > 1e100] == (
+        ["refused"] * sum(abs(loss) > 1e100 for loss in (losses * 2)[:4])
+    )
 
 
 def test_metrics_that_are_too_large_to_be_summed_do_not_end_the_run(federation, tmp_path):

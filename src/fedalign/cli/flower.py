@@ -55,6 +55,7 @@ def add(commands: Subcommands) -> None:
             step.add_argument("key", type=Path, metavar="KEY.pub", help="the public key of the client's node")
             step.add_argument("--name", help="the client's name (default: the name of the key file)")
             step.add_argument("--priority", action="store_true", help="make it a priority client")
+            step.add_argument("--replace", action="store_true", help="give the client of this name a new key")
             step.add_argument("--samples", type=int, metavar="N", help="count at most N of its samples")
             step.add_argument(
                 "--model", action=argparse.BooleanOptionalAction, help="may it have the final model, or not"
@@ -116,14 +117,25 @@ def _flower_roster(options: argparse.Namespace) -> int:
 
 
 def _with_client(roster: RosterFile, options: argparse.Namespace) -> RosterFile:
-    from fedalign.flower.roster_file import Entry, fingerprint
+    from fedalign.flower.roster_file import Entry
 
-    key = fingerprint(options.key.read_bytes())
-    return roster.adding(Entry(key, options.name or options.key.stem, options.priority, options.samples, options.model))
+    name = options.key.stem if options.name is None else options.name
+    entry = Entry(_key_in(options.key), name, options.priority, options.samples, options.model)
+    return roster.adding(entry, options.replace)
 
 
 def _without_client(roster: RosterFile, options: argparse.Namespace) -> RosterFile:
+    path = Path(options.client)
+    listed = any(options.client in (entry.name, entry.key) for entry in roster.entries)
+    return roster.removing(options.client if listed or not path.is_file() else _key_in(path))
+
+
+def _key_in(path: Path) -> str:
     from fedalign.flower.roster_file import fingerprint
 
-    path = Path(options.client)
-    return roster.removing(fingerprint(path.read_bytes()) if path.is_file() else options.client)
+    try:
+        return fingerprint(path.read_bytes())
+    except OSError as error:
+        raise FedalignError(f"cannot read {path}: {error.strerror}") from error
+    except FedalignError as error:
+        raise FedalignError(f"{path}: {error}") from error

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedalign.errors import FedalignError
+from fedalign.monitoring.words import printable
 
 if TYPE_CHECKING:
     from fedalign.cli.options import Subcommands
@@ -59,21 +60,21 @@ def _mine(options: argparse.Namespace) -> int:
     console.print(table)
     for run in runs:
         if run.app:
-            console.print(f"run {escape(run.run)}: app {run.app}", soft_wrap=True)
+            console.print(f"run {_shown(run.run)}: app {run.app}", soft_wrap=True)
         for reason, count in run.declined.most_common():
-            console.print(f"run {escape(run.run)}: declined {count} times: {escape(reason)}", soft_wrap=True)
+            console.print(f"run {_shown(run.run)}: declined {count} times: {_shown(reason)}", soft_wrap=True)
         for text in shown_account(run.account) if run.account else ():
-            console.print(f"run {escape(run.run)}: {escape(text)}", soft_wrap=True)
+            console.print(f"run {_shown(run.run)}: {_shown(text)}", soft_wrap=True)
         for path in dict.fromkeys(run.models):
-            console.print(f"run {escape(run.run)}: the final model is in {escape(path)}", soft_wrap=True)
+            console.print(f"run {_shown(run.run)}: the final model is in {_shown(path)}", soft_wrap=True)
     return 0
 
 
 def _cells(run: RunSummary) -> list[str]:
-    asked = ", ".join(f"{count} {kind}" for kind, count in sorted(run.asked.items()))
+    asked = ", ".join(f"{count} {_shown(kind)}" for kind, count in sorted(run.asked.items()))
     times = [time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (run.first, run.last)]
     losses = [_first_and_last(values) for values in (run.losses, run.global_losses)]
-    return [escape(run.run), *times, asked, str(run.trained), str(run.declined.total()), *losses]
+    return [_shown(run.run), *times, asked, str(run.trained), str(run.declined.total()), *losses]
 
 
 def _first_and_last(values: list[tuple[int, float]]) -> str:
@@ -83,3 +84,8 @@ def _first_and_last(values: list[tuple[int, float]]) -> str:
     ('2.25 → 1.5', '')
     """
     return " → ".join(f"{value:.4g}" for _, value in ([values[0], values[-1]] if len(values) > 1 else values))
+
+
+def _shown(text: str) -> str:
+    """Write what a server sent, which a terminal must not obey."""
+    return escape(printable(text))

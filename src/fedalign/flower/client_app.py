@@ -86,6 +86,8 @@ def keep(message: Message, context: Context) -> Message:
     policy, node, kind = Policy.read(context.node_config), _node(context), str(_task(message)["kind"])
     if policy.keep_model is None:
         return decline(message, "its owner keeps no models")
+    if kind != "final":  # each kind is a file
+        return decline(message, "it keeps the final model alone")
     tensors = node.named_tensors(get_model(message.content, node.layout.size, node.layout.dtype))
     path = keep_model(policy.keep_model, kind, tensors, context.run_id)
     policy.node_log.add(run=context.run_id, asked=message.metadata.message_type, kept=str(path))

@@ -11,7 +11,7 @@ from fedalign.flower.exchange import Exchange
 from fedalign.flower.members import Members
 from fedalign.flower.settings import Settings
 from fedalign.flower.shipping import Order, Shipping
-from fedalign.flower.wire import MEASURE, number, put_task
+from fedalign.flower.wire import LARGEST, MEASURE, number, put_task
 from fedalign.metrics.measuring import weighted
 from fedalign.metrics.metric import Metric
 from fedalign.protocol.messages import Lost
@@ -19,8 +19,8 @@ from fedalign.protocol.metric_values import MetricValues
 from fedalign.rules.rule import Split
 
 log = logging.getLogger("flwr")
-_LARGEST = 1e100  # of a value: the sum of two that a float can just hold would end the run
-_MOST_NAMES = 10_000  # of all clients together: strangers' replies must not fill the server's memory
+_MOST_NAMES = 10_000  # of a round
+_MOST_FREE_NAMES = 200  # of a run, that only free clients reported: strangers must not fill memory and the report
 
 
 def split_over_flower(metric: Metric) -> Split:
@@ -37,6 +37,7 @@ class ClientMetrics:
     def __init__(self, settings: Settings, exchange: Exchange, shipping: Shipping, members: Members) -> None:
         self._metrics, self._rounds = settings.make_metrics(), settings.rounds
         self._exchange, self._shipping, self._members = exchange, shipping, members
+        self._free_names: set[str] = set()  # of values that only free clients have reported
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
@@ -79,19 +80,24 @@ class ClientMetrics:
         return {
             key: value
             for key, value in numbers.items()
-            if value is not None and abs(value) <= _LARGEST and any(_belongs(key, name) for name in self._metrics)
+            if value is not None and abs(value) <= LARGEST and any(_belongs(key, name) for name in self._metrics)
         }
 
     def _names(self, found: dict[int, dict[str, float]]) -> list[str]:
         """Return the names of all values, those of priority clients first: a metric may have one for every class.
 
-        Names that are too many are dropped, which only strangers' can be.
+        Names that are too many are dropped. Free clients may add a few of their own in a run, such as that of a class
+        that no priority client has.
         """
-        order = sorted(found, key=lambda k: not self._members.is_priority(k))
-        names = list(dict.fromkeys(key for k in order for key in found[k]))
-        if len(names) > _MOST_NAMES:
-            log.warning("clients sent %d metrics; only the first %d are kept", len(names), _MOST_NAMES)
-        return names[:_MOST_NAMES]
+        names = dict.fromkeys(key for k in found if self._members.is_priority(k) for key in found[k])
+        others = dict.fromkeys(key for of_client in found.values() for key in of_client if key not in names)
+        new = [key for key in others if key not in self._free_names]
+        taken = new[: _MOST_FREE_NAMES - len(self._free_names)]
+        self._free_names.update(taken)
+        kept = [*names, *(key for key in others if key in self._free_names)][:_MOST_NAMES]
+        if dropped := len(names) + len(others) - len(kept):
+            log.warning("clients sent %d values with names of their own; %d are left out", len(new), dropped)
+        return kept
 
 
 def _belongs(key: str, name: str) -> bool:

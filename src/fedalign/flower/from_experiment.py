@@ -47,11 +47,11 @@ def check_personal_methods(methods: Mapping[str, PersonalMethod]) -> None:
             )
 
 
-def run_settings(settings: Mapping[str, Any], arm: str) -> dict[str, Any]:
+def run_settings(settings: Mapping[str, Any], arm: str, home: Path | None = None) -> dict[str, Any]:
     """Return the settings of a run over Flower, given the checked settings of an experiment and the name of an arm.
 
-    ``data`` and the roster are missing. The seed is the experiment's first. Raises :class:`FedalignError` for what only
-    a simulation can do.
+    ``home`` is the folder of the experiment's file, where its ledger's key is looked for. ``data`` and the roster are
+    missing. The seed is the experiment's first. Raises :class:`FedalignError` for what only a simulation can do.
 
     >>> from fedalign.experiments.config import load
     >>> run_settings(load("synth-low").settings, "fedalign")["rule"]
@@ -76,6 +76,9 @@ def run_settings(settings: Mapping[str, Any], arm: str) -> dict[str, Any]:
     found |= {key: list(settings[key]) or "" for key in _LISTS}
     if table.get("ledger", "ledger" in settings):
         found["ledger"] = settings.get("ledger") or True
+        if isinstance(found["ledger"], Mapping) and found["ledger"].get("key"):
+            key = Path(found["ledger"]["key"]).expanduser()
+            found["ledger"] = {**found["ledger"], "key": _absolute((home or Path()) / key)}
     found["metrics"] = dict(settings["metrics"]) or ""
     if "personal" in settings:
         found["personal"] = list(settings["personal"]["methods"])

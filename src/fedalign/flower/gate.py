@@ -19,6 +19,7 @@ from fedalign.flower.declining import decline
 from fedalign.flower.guard import LOAD, PULL
 from fedalign.flower.policy import Policy
 from fedalign.flower.run_config import SERVER_CODE
+from fedalign.flower.texts import plain_text
 
 _FETCH = "_pull_and_store_message"  # Flower's function that fetches a message and makes a task of it
 # package.module:Name has a colon, as in a text that is put together of several; an escape can hide one. A device may be
@@ -102,7 +103,8 @@ def foreign_code(changed: Mapping[str, Any], own: Mapping[str, Any]) -> str | No
     """
     for key, value in changed.items():
         if isinstance(value, str) and key not in _ON_THE_SERVER and _CODE.search(value) and value not in own.values():
-            return f"this node does not allow code that the app does not name: {key} = {value[:60]}"
+            setting = f"{plain_text(key)} = {plain_text(value, 60)}"
+            return f"this node does not allow code that the app does not name: {setting}"
     return None
 
 

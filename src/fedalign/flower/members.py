@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from fedalign.errors import FedalignError
@@ -31,6 +30,7 @@ class Members:
         self._tests: dict[int, int] = {}
         self._most: dict[int, int] = {}
         self._removed: set[int] = set()
+        self._names: tuple[str, ...] | None = None  # None: to be made again
         self.keep_models: set[int] = set()  #: the clients whose owners keep delivered models
         self.personal: set[int] = set()  #: the clients whose owners want personal models
 
@@ -44,6 +44,7 @@ class Members:
         for entry in entries:
             self.add(entry)
         self._removed = set(self._numbers.values()) - {self._numbers[entry.key] for entry in entries}
+        self._names = None
         for k in self._reported:
             self.report(k, self._reported[k], self._tests[k], self._most[k])  # the cap may be another one
 
@@ -52,6 +53,7 @@ class Members:
         k = self._numbers.setdefault(entry.key, len(self._entries))
         self._entries[k : k + 1] = [entry]
         self._removed.discard(k)
+        self._names = None
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -63,8 +65,8 @@ class Members:
         return k in self._removed
 
     def name(self, k: int) -> str:
-        """Return the name of a client in the roster."""
-        return self._entries[k].name
+        """Return the name of a client in the roster, with its key beside it if another one has that name."""
+        return self._unique_names()[k]
 
     def is_priority(self, k: int) -> bool:
         """Say whether the roster makes a client a priority client."""
@@ -137,9 +139,15 @@ class Members:
         return float(sum(self.roster().p[k] for k in some))
 
     def _unique_names(self) -> tuple[str, ...]:
-        """Return all names; one that a removed client shares with its successor has the key's start beside it."""
-        names = Counter(entry.name for entry in self._entries)
-        return tuple(
-            f"{entry.name} ({entry.key[:8]})" if names[entry.name] > 1 and k in self._removed else entry.name
-            for k, entry in enumerate(self._entries)
-        )
+        """Return all names. Of several clients with the same one, the first that is not removed keeps it.
+
+        The others have the start of their key beside it, or the whole key: strangers can make keys that begin alike.
+        """
+        if self._names is None:
+            owner: dict[str, int] = {}
+            for k in sorted(range(len(self._entries)), key=lambda k: k in self._removed):
+                entry = self._entries[k]
+                choices = (entry.name, f"{entry.name} ({entry.key[:8]})", f"{entry.name} ({entry.key})")
+                owner[next((name for name in choices if name not in owner), choices[-1])] = k
+            self._names = tuple(sorted(owner, key=owner.__getitem__))
+        return self._names

@@ -5,9 +5,11 @@ Users change two functions of the example. ``--from`` writes the settings of an 
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Mapping
+from datetime import date, time
 from importlib import resources
 from pathlib import Path
 from pprint import pformat
@@ -21,6 +23,7 @@ from fedalign.flower.run_config import flat, in_line, key_in_line
 from fedalign.settings.user_modules import loaded
 
 _CONFIG = "[tool.flwr.app.config]\n"
+_DATES, _NUMBERS = "import datetime\n", "from math import inf, nan\n"
 
 
 def create(folder: Path, experiment: Experiment | None = None, arm: str | None = None) -> list[Path]:
@@ -38,28 +41,49 @@ def create(folder: Path, experiment: Experiment | None = None, arm: str | None =
     package = name.replace("-", "_")
     source = resources.files("fedalign.flower") / "template"
     parts = ("pyproject.toml", "README.md", "LICENSE", "client_app.py", "server_app.py", "task.py")
-    texts = {part: (source / f"{part}.txt").read_text(encoding="utf-8") for part in parts}
+    words = {"APP-NAME": name, "APP_PACKAGE": package}
+    texts = {part: _filled((source / f"{part}.txt").read_text(encoding="utf-8"), words) for part in parts}
     if experiment is not None:
         chosen = choose_arm(experiment.settings, arm)
         check_personal_methods(experiment.personal(chosen))
-        settings = run_settings(experiment.settings, chosen)
+        settings = run_settings(experiment.settings, chosen, experiment.folder)
         if experiment.folder is not None and any(parts[0] == package for parts in _modules(experiment.folder)):
             raise FedalignError(f"the app would have the name of your module {package!r}; choose another folder")
         texts["pyproject.toml"] = _with_settings(texts["pyproject.toml"], settings)
         task = (source / "experiment_task.py.txt").read_text(encoding="utf-8")
-        table = pformat(_data(experiment), sort_dicts=False, width=100)
-        texts["task.py"] = task.replace("DATA-TABLE", table).replace("SEED", str(settings["seed"]))
+        table = _data(experiment)
+        words = {"DATA-TABLE": pformat(table, sort_dicts=False, width=100), "SEED": str(settings["seed"])}
+        texts["task.py"] = _filled(task, words).replace("# IMPORTS\n", _imports(table), 1)
     texts["__init__.py"] = f'"""The federation {name}."""\n'
     written = []
     for part, text in texts.items():
         target = folder / package / part if part.endswith(".py") else folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text.replace("APP-NAME", name).replace("APP_PACKAGE", package), encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
         written.append(target)
     return [
         *written,
         *(_copy_modules(experiment.folder, folder) if experiment is not None and experiment.folder else ()),
     ]
+
+
+def _filled(template: str, words: Mapping[str, str]) -> str:
+    """Put values into the places of a template in one pass: a value may look like the name of another place.
+
+    >>> _filled("folder = A, seed = B", {"A": "data/B", "B": "7"})
+    'folder = data/B, seed = 7'
+    """
+    return re.sub("|".join(map(re.escape, words)), lambda found: words[found[0]], template)
+
+
+def _imports(table: Any) -> str:
+    """Return the imports that the values of a table need where they are written as Python."""
+    if isinstance(table, Mapping | list):
+        found = "".join(map(_imports, table.values() if isinstance(table, Mapping) else table))
+        return "".join(line for line in (_DATES, _NUMBERS) if line in found)
+    if isinstance(table, date | time):
+        return _DATES
+    return _NUMBERS if isinstance(table, float) and not math.isfinite(table) else ""
 
 
 def _with_settings(template: str, settings: Mapping[str, Any]) -> str:
@@ -73,8 +97,10 @@ def _with_settings(template: str, settings: Mapping[str, Any]) -> str:
 
 def _data(experiment: Experiment) -> dict[str, Any]:
     table = dict(experiment.settings["data"])
-    if table["kind"] == "folder":
-        table["folder"] = str(Path(table["folder"]).expanduser().resolve())
+    folder = Path(table.get("folder") or "").expanduser()
+    # A folder of images may also be a name in FEDALIGN_DATA, which stays as it is.
+    if table["kind"] == "folder" or (table.get("folder") and folder.is_dir()):
+        table["folder"] = str(folder.resolve())
     return table
 
 

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import serialization
 
 from fedalign.errors import FedalignError, nearest
 from fedalign.experiments.store import write_atomically
+from fedalign.monitoring.words import printable
 from fedalign.settings.typed_values import check_type
 from fedalign.settings.validation import options_of
 
@@ -66,7 +67,7 @@ class RosterFile:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise FedalignError(f"there is no roster {path}; make one with fedalign flower roster add") from error
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise FedalignError(f"cannot read the roster {path}: {error}") from error
         rest = {key: value for key, value in table.items() if key not in ("client", "unknown")}
         if rest:
@@ -82,11 +83,20 @@ class RosterFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, tomli_w.dumps({"unknown": self.unknown, "client": clients}))
 
-    def adding(self, entry: Entry) -> RosterFile:
-        """Return a roster with one more client, or with new settings for a key that it has."""
+    def adding(self, entry: Entry, replace: bool = False) -> RosterFile:
+        """Return a roster with one more client, or with new settings for a key that it has.
+
+        With ``replace`` it takes the place of the client with the same name, whose key is another one.
+        """
         if entry.samples is not None and entry.samples < 1:
             raise FedalignError(f"{entry.name}'s samples must be at least 1, not {entry.samples}")
-        kept = {one.key: one for one in self.entries} | {entry.key: entry}
+        _check_name(entry.name)
+        others = [one for one in self.entries if one.name != entry.name or one.key == entry.key]
+        if len(others) < len(self.entries) and not replace:
+            raise FedalignError(
+                f"the roster has a client {entry.name!r} with another key; --replace gives it the new one"
+            )
+        kept = {one.key: one for one in others} | {entry.key: entry}
         return RosterFile(tuple(kept.values()), self.unknown)
 
     def removing(self, client: str) -> RosterFile:
@@ -134,10 +144,16 @@ def _entry(table: Any, path: Path) -> Entry:
             raise FedalignError(f"in {path}, a client has no {key}")
     if len(table["key"]) != 64 or set(table["key"]) - set("0123456789abcdef"):
         raise FedalignError(f"in {path}, {table['name']}'s key is not a SHA-256 in hexadecimal: {table['key']!r}")
+    _check_name(table["name"])
     entry = Entry(**checked)
     if entry.samples is not None and entry.samples < 1:
         raise FedalignError(f"in {path}, {entry.name}'s samples must be at least 1, not {entry.samples}")
     return entry
+
+
+def _check_name(name: str) -> None:
+    if not name.strip() or printable(name) != name:
+        raise FedalignError(f"a client's name must be a text without control characters, not {name!r}")
 
 
 def fingerprint(key: bytes) -> str:
@@ -151,5 +167,5 @@ def fingerprint(key: bytes) -> str:
     try:
         plain = load(key).public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     except Exception as error:  # the reader raises more than it says, such as NotImplementedError
-        raise FedalignError(f"this is not a public key: {key[:40]!r}") from error
+        raise FedalignError("this is not a public key") from error
     return hashlib.sha256(plain).hexdigest()

@@ -89,7 +89,13 @@ def _changed(config: Path, settings: Settings) -> dict[str, list[Any]]:
     """Return the settings that are others now, each with its old and its new value; refuse those that must not be."""
     # A run of an earlier version has the defaults of settings that are newer; but it believed what clients reported.
     usual = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
-    old = usual | {"trust": "report"} | tomllib.loads(config.read_text(encoding="utf-8"))
+    try:
+        table = tomllib.loads(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FedalignError(f"cannot read {config}, so the run cannot be continued: {error}") from error
+    if not table:
+        raise FedalignError(f"{config} is empty, so the run cannot be continued; put its settings back")
+    old = usual | {"trust": "report"} | table
     changed = {k: [old.get(k), v] for k, v in sorted(settings.as_table().items()) if k not in _ONCE and old.get(k) != v}
     longer = {"rounds"} if settings.rounds > old.get("rounds", 0) else set()
     refused = {k: values for k, values in changed.items() if k not in _MAY_CHANGE | longer}

@@ -22,6 +22,7 @@ PERSONAL = "query.personal"
 ACCOUNT = "query.account"
 _LONGEST_HEADER = 512  # characters, of an array; that of a model has 118
 MOST_SAMPLES = 1 << 53  #: that a client may report; above it a float does not count by one
+LARGEST = 1e100  #: of a loss or a metric: sums and differences of what strangers report must be numbers
 
 
 def put_model(content: RecordDict, model: torch.Tensor) -> None:
@@ -114,19 +115,22 @@ def put_measures(content: RecordDict, measures: Mapping[str, Measure]) -> None:
 
 
 def get_measure(content: RecordDict, name: str) -> Measure | None:
-    """Return a measure from a message; None if it is missing or its values are not possible."""
+    """Return a measure from a message; None if it is missing or its values are not possible.
+
+    A loss may be infinite or NaN, as that of a model that diverges is, but no finite number above ``LARGEST``.
+    """
     record = content.get("measures")
     if not isinstance(record, MetricRecord):
         return None
     loss, samples = number(record.get(f"{name}.loss")), count(record.get(f"{name}.samples"))
     accuracy = number(record.get(f"{name}.accuracy"))
-    if loss is None or samples is None:
+    if loss is None or samples is None or LARGEST < abs(loss) < math.inf:
         return None
     if f"{name}.accuracy" in record and not (accuracy is not None and 0 <= accuracy <= 1):
         return None
     tempered = record.get(f"{name}.tempered")
     losses = [number(one) for one in tempered] if isinstance(tempered, list) else []
-    return Measure(loss, accuracy, samples, tuple(one for one in losses if one is not None and math.isfinite(one)))
+    return Measure(loss, accuracy, samples, tuple(one for one in losses if one is not None and abs(one) <= LARGEST))
 
 
 def number(value: object) -> float | None:

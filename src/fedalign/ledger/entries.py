@@ -32,7 +32,9 @@ def falls(record: RoundRecord, losses: Losses) -> dict[int, float]:
     for client in record.clients:
         if client.loss is not None and math.isfinite(client.loss):
             if client.id in losses:
-                found[client.id] = losses[client.id] - client.loss
+                fell = losses[client.id] - client.loss
+                if math.isfinite(fell):
+                    found[client.id] = fell
             losses[client.id] = client.loss
     return found
 
