@@ -52,7 +52,7 @@ class BestRound(Callback):
 
     @property
     def value(self) -> float | None:
-        """Its figure."""
+        """The best figure so far; None before the first round that has one."""
         return self._watched.best
 
     def check(self, run: RunInfo) -> None:

@@ -43,7 +43,7 @@ class FolderRecorder(Recorder):
         self._own_store, self._spec, self._point = store, spec, point
 
     def on_start(self, run: RunInfo) -> None:
-        """Open the folder."""
+        """Make the folder with its ``config.toml``; a resumed run's later rounds are cut off."""
         store = self._own_store
         try:
             store.folder.mkdir(parents=True, exist_ok=True)

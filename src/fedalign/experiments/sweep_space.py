@@ -27,7 +27,7 @@ class Choice:
 
     @property
     def first(self) -> Any:
-        """The first value."""
+        """The value that stands for the axis where only one point is looked at."""
         return self.values[0]
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Range:
 
     @property
     def first(self) -> float:
-        """The lower end."""
+        """The lower end, which stands for the axis where only one point is looked at."""
         return int(self.low) if self.whole else self.low
 
     def __str__(self) -> str:

@@ -19,7 +19,7 @@ class Timer:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for so many seconds; tests have a clock of their own."""
         time.sleep(seconds)
 
 

@@ -84,7 +84,7 @@ class LedgerWriter(Callback):
         self._last, self._rounds = Chain({}, texts=(line,)).last, self._rounds + 1
 
     def on_end(self, result: Any) -> None:
-        """Close the ledger."""
+        """Write the closing line, which says that no round is missing."""
         self._append(closing_line(self._rounds, self._last, self._sign_with()))
 
     def _append(self, line: bytes) -> None:

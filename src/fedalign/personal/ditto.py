@@ -38,7 +38,7 @@ class Ditto(EarlyStopped):
             raise FedalignError(f"{self.label}.mu must be at least 0, not {self.mu!r}")
 
     def personalise(self, start: Start) -> PersonalRun:
-        """Minimise Ditto's objective."""
+        """Train with a pull towards the served model, and keep the pass that is best on held-out data."""
 
         def one_pass(model: Model, number: int) -> Generator[PersonalRequest, Any, Model | None]:
             return (yield Train(model, number, self.lr, self.mu, start.served))

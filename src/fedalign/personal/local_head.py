@@ -43,7 +43,7 @@ attribute head, or set head to the name of a layer
         parts_of(tuple(name for name, p in model.named_parameters() if p.requires_grad), head)
 
     def personalise(self, start: Start) -> PersonalRun:
-        """Train the head."""
+        """Train the head alone, and keep the pass that is best on held-out data."""
 
         def one_pass(model: Model, number: int) -> Generator[PersonalRequest, Any, Model | None]:
             return (yield Train(model, number, self.lr, only=self.head or start.head))

@@ -49,5 +49,5 @@ class RoundValues:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> RoundValues:
-        """Read such values."""
+        """Read the values of a round from a line of ``rounds.jsonl``."""
         return cls(**{**row, "clients": tuple(ClientValue(**one) for one in row["clients"])})

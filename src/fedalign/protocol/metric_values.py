@@ -108,5 +108,5 @@ def json_of(values: MetricValues) -> dict[str, object]:
 
 
 def from_json(row: dict[str, object]) -> MetricValues:
-    """Read such values."""
+    """Read a metric's values from a line of ``rounds.jsonl``."""
     return MetricValues(**{**row, "clients": tuple(row["clients"])})  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ class Tracker(Callback, abc.ABC):
 
     @abc.abstractmethod
     def write(self, record: RoundRecord) -> None:
-        """Write a round."""
+        """Write the numbers of a finished round to the tracker."""
 
 
 def curves_of(record: RoundRecord) -> dict[str, float]:
