@@ -19,8 +19,9 @@ from fedalign.settings import user_modules
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in ``arguments`` (default: those of the process) and return its exit code."""
+    options = argparse.Namespace()
     try:
-        options = make_parser().parse_args(arguments)
+        make_parser().parse_args(arguments, options)
         code: int = options.command(options)
         return code
     except FedalignError as error:
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             words += error.strerror or str(error)
         else:
             raise
-        error_console().print(f"[bold red]fedalign:[/] {escape(words)}; finished rounds are kept")
+        kept = "; finished rounds are kept" if hasattr(options, "resume") else ""
+        error_console().print(f"[bold red]fedalign:[/] {escape(words)}{kept}")
         return BAD_INPUT
 
 
