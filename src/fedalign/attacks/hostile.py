@@ -162,12 +162,7 @@ def _checked_samples(attack: Attack, found: Any, samples: Samples, classes: int)
                 f"they must have the shape {tuple(old.shape)} and the type {old.dtype} of the client's own"
             )
     labels = found[1]
-    if (
-        classes
-        and labels.numel()
-        and not labels.is_floating_point()
-        and not 0 <= int(labels.min()) <= int(labels.max()) < classes
-    ):
+    if classes and not labels.is_floating_point() and not bool(((labels >= 0) & (labels < classes)).all()):
         raise FedalignError(f"{name} gives labels that are not from 0 to {classes - 1}")
     return found
 

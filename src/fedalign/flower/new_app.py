@@ -97,10 +97,11 @@ def _with_settings(template: str, settings: Mapping[str, Any]) -> str:
 
 def _data(experiment: Experiment) -> dict[str, Any]:
     table = dict(experiment.settings["data"])
-    folder = Path(table.get("folder") or "").expanduser()
-    # A folder of images may also be a name in FEDALIGN_DATA, which stays as it is.
-    if table["kind"] == "folder" or (table.get("folder") and folder.is_dir()):
-        table["folder"] = str(folder.resolve())
+    if isinstance(table.get("folder"), str):
+        folder = Path(table["folder"]).expanduser()
+        # A folder of images may also be a name in FEDALIGN_DATA, which stays as it is.
+        if table["kind"] == "folder" or folder.is_dir():
+            table["folder"] = str(folder.resolve())
     return table
 
 
