@@ -109,7 +109,7 @@ class MadeUpClients:
         return Similarity(self._cosines.get(client, 1.0), 1.0)
 
     def resemblances(self, clients: Sequence[int]) -> dict[tuple[int, int], float]:
-        """Return the cosine of every two free clients' updates beyond the priority clients' mean update."""
+        """Return the cosine of every two free clients' updates less the mean update of all clients."""
         return {pair: self._alike.get(pair, 0.2) for pair in combinations(clients, 2)}
 
     def cosines(self, request: Cosines) -> dict[tuple[int, int], float]:

@@ -15,7 +15,7 @@ from fedalign.rules.verified import Verified
 from fedalign.testing import MadeUpClients, play
 
 
-def cosines(clients=16, seed=0, usual=0.25, spread=0.02, **pairs):
+def cosines(clients=16, seed=0, usual=-0.05, spread=0.02, **pairs):
     """Cosines of honest clients, around a usual one; ``pairs`` maps "1_2" to the cosine of clients 1 and 2."""
     draw = random.Random(seed)
     found = {(i, j): draw.gauss(usual, spread) for i, j in combinations(range(clients), 2)}
@@ -24,51 +24,52 @@ def cosines(clients=16, seed=0, usual=0.25, spread=0.02, **pairs):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nobody_is_too_much_alike_among_honest_clients(seed):
-    assert too_much_alike(cosines(seed=seed), {}, ratio=1.3) == set()
+    assert too_much_alike(cosines(seed=seed), {}, spreads=4.0) == set()
 
 
 @pytest.mark.parametrize("colluders", [(14, 15), (13, 14, 15), (10, 11, 12, 13, 14, 15)])
 def test_colluders_are_outliers_two_of_them_too(colluders):
     found = cosines() | dict.fromkeys(combinations(colluders, 2), 0.6)
-    assert too_much_alike(found, {}, ratio=1.3) == set(colluders)
+    assert too_much_alike(found, {}, spreads=4.0) == set(colluders)
 
 
 @pytest.mark.parametrize("part", [2, 1])
 @pytest.mark.parametrize("decoys", [(12,), (12, 13)])
 def test_decoys_that_are_like_many_do_not_hide_the_others(decoys, part):
     """Each lifts what is usual: without a search for them, the two others would be as alike as honest clients are."""
-    found = cosines() | {(14, 15): 0.45}
-    found |= {pair: 0.45 for pair in found for k in set(pair) & set(decoys) if (sum(pair) - k) % part == 0}
-    assert too_much_alike(found, {}, ratio=1.3) == {*decoys, 14, 15}
+    found = cosines() | {(14, 15): 0.3}
+    found |= {pair: 0.25 for pair in found for k in set(pair) & set(decoys) if (sum(pair) - k) % part == 0}
+    found |= dict.fromkeys(combinations(decoys, 2), 0.9)
+    assert too_much_alike(found, {}, spreads=4.0) == {*decoys, 14, 15}
 
 
 def test_the_past_counts_and_so_does_this_round():
     colluding = cosines() | {(14, 15): 0.6}
-    assert too_much_alike(cosines(seed=1), colluding, ratio=1.3) == {14, 15}
-    assert too_much_alike(colluding, cosines(seed=1), ratio=1.3) == {14, 15}
-    assert too_much_alike(cosines(clients=14), colluding, ratio=1.3) == set()  # they are not among those of this round
+    assert too_much_alike(cosines(seed=1), colluding, spreads=4.0) == {14, 15}
+    assert too_much_alike(colluding, cosines(seed=1), spreads=4.0) == {14, 15}
+    assert too_much_alike(cosines(clients=14), colluding, spreads=4.0) == set()  # they are not among those of this round
 
 
 def test_the_limit_rises_where_honest_clients_are_alike():
     """Clients of few classes: those that share both are as alike as attackers would be."""
     groups = {(i, j): 0.8 if i % 4 == j % 4 else 0.3 if i % 2 == j % 2 else 0.1 for i, j in combinations(range(16), 2)}
-    assert too_much_alike(groups, {}, ratio=1.3) == set()
+    assert too_much_alike(groups, {}, spreads=4.0) == set()
 
 
-def test_a_ratio_of_infinity_finds_nobody():
-    assert too_much_alike(cosines(usual=-0.1) | {(1, 2): 0.9}, {}, ratio=float("inf")) == set()
+def test_a_limit_of_infinity_finds_nobody():
+    assert too_much_alike(cosines() | {(1, 2): 0.9}, {}, spreads=float("inf")) == set()
 
 
 def test_too_few_clients_have_no_outliers():
-    assert too_much_alike({(1, 2): 0.1, (1, 3): 0.1, (2, 3): 0.9}, {}, ratio=1.3) == set()
-    assert too_much_alike({}, {(1, 2): 0.9}, ratio=1.3) == set()
+    assert too_much_alike({(1, 2): 0.1, (1, 3): 0.1, (2, 3): 0.9}, {}, spreads=4.0) == set()
+    assert too_much_alike({}, {(1, 2): 0.9}, spreads=4.0) == set()
 
 
-@given(st.integers(0, 10_000), st.integers(4, 20), st.floats(1.0, 3.0))
-def test_at_most_all_but_two_clients_are_left_out(seed, clients, ratio):
+@given(st.integers(0, 10_000), st.integers(4, 20), st.floats(0.1, 9.0))
+def test_at_most_all_but_two_clients_are_left_out(seed, clients, spreads):
     draw = random.Random(seed)
     found = {pair: draw.uniform(-1, 1) for pair in combinations(range(clients), 2)}
-    assert len(too_much_alike(found, {}, ratio)) <= clients - 2
+    assert len(too_much_alike(found, {}, spreads)) <= clients - 2
 
 
 class Helpful(MadeUpClients):
