@@ -109,7 +109,7 @@ class MadeUpClients:
         return Similarity(self._cosines.get(client, 1.0), 1.0)
 
     def resemblances(self, clients: Sequence[int]) -> dict[tuple[int, int], float]:
-        """Return the cosine of every two free clients' updates less the mean update of all clients."""
+        """Return the cosine of every two clients' updates less the mean update of all clients."""
         return {pair: self._alike.get(pair, 0.2) for pair in combinations(clients, 2)}
 
     def cosines(self, request: Cosines) -> dict[tuple[int, int], float]:
@@ -139,7 +139,7 @@ class MadeUpClients:
             refused = self.refusals(request.clients)
             return Compared({k: self.similarity(k) for k in request.clients if k not in refused}, refused)
         if isinstance(request, Resemble):
-            return self.resemblances(sorted(request.mix.shares.keys() - set(request.mix.anchor)))
+            return self.resemblances(sorted(request.mix.shares))
         if isinstance(request, Cosines):
             return self.cosines(request)
         if isinstance(request, Aggregate):

@@ -1,5 +1,7 @@
 """How much clients' updates are alike, against the same by hand."""
 
+from itertools import combinations
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,7 +25,7 @@ def test_cosines_are_those_of_updates_less_the_mean_of_all():
     given, received = models(0), torch.randn(40, generator=torch.Generator().manual_seed(9))
     found = resemblances(Mix(SHARES, anchor=(0, 1)), given, received, size=30)
     mean = sum(given.values())[:30] / 5
-    assert list(found) == [(2, 3), (2, 4), (3, 4)]
+    assert list(found) == list(combinations(range(5), 2))
     for (i, j), value in found.items():
         assert value == pytest.approx(cosine(given[i][:30] - mean, given[j][:30] - mean), abs=1e-6)
 
@@ -41,7 +43,7 @@ def test_updates_are_bounded_first_so_that_a_spike_hides_nothing():
 
 def test_an_update_that_equals_the_mean_is_like_no_other():
     given = {0: torch.tensor([1.0, 0.0, -1.0]), 1: torch.ones(3), 2: torch.tensor([1.0, 2.0, 3.0])}
-    assert resemblances(Mix({0: 0.4, 1: 0.3, 2: 0.3}, anchor=(0,)), given, torch.zeros(3), size=3) == {(1, 2): 0.0}
+    assert resemblances(Mix({0: 0.4, 1: 0.3, 2: 0.3}, anchor=(0,)), given, torch.zeros(3), size=3)[1, 2] == 0.0
 
 
 def test_an_update_that_no_honest_client_sends_is_like_all():

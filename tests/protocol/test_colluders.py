@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedalign as fa
-from fedalign.protocol.resemblance import ALIKE, too_much_alike
+from fedalign.protocol.resemblance import ALIKE, COPY, copies, too_much_alike
 from fedalign.protocol.roster import Roster
 from fedalign.rules.rule import Measure
 from fedalign.rules.verified import Verified
@@ -47,7 +47,9 @@ def test_the_past_counts_and_so_does_this_round():
     colluding = cosines() | {(14, 15): 0.6}
     assert too_much_alike(cosines(seed=1), colluding, spreads=4.0) == {14, 15}
     assert too_much_alike(colluding, cosines(seed=1), spreads=4.0) == {14, 15}
-    assert too_much_alike(cosines(clients=14), colluding, spreads=4.0) == set()  # they are not among those of this round
+    assert (
+        too_much_alike(cosines(clients=14), colluding, spreads=4.0) == set()
+    )  # they are not among those of this round
 
 
 def test_the_limit_rises_where_honest_clients_are_alike():
@@ -72,6 +74,36 @@ def test_at_most_all_but_two_clients_are_left_out(seed, clients, spreads):
     assert len(too_much_alike(found, {}, spreads)) <= clients - 2
 
 
+def test_of_two_copies_one_counts_and_of_more_none():
+    found = cosines(8) | {(1, 2): 1.0}
+    assert copies(found, [0.1, -0.1]) == {2}
+    found |= dict.fromkeys(combinations(range(4, 8), 2), 0.97)
+    assert copies(found, [0.1, -0.1]) == {2, 4, 5, 6, 7}
+
+
+def test_where_priority_clients_are_close_copies_are_closer():
+    """Few parameters, or few classes: honest updates are close as well."""
+    found = cosines(8) | {(1, 2): 0.97}
+    assert copies(found, [0.9, 0.2]) == set()
+    assert copies(found | {(1, 2): 0.999}, [0.9, 0.2]) == {2}
+    assert copies(found | {(1, 2): 1.0}, [1.0]) == {2}  # two priority clients with the same data
+
+
+def test_one_priority_client_shows_nothing_about_copies():
+    assert copies({(1, 2): 0.96, (1, 3): 0.2, (2, 3): 0.2}, []) == {2}
+
+
+@given(st.integers(0, 10_000), st.integers(3, 20), st.floats(-1, 1))
+def test_a_group_of_copies_leaves_at_most_one_client(seed, clients, closest):
+    draw = random.Random(seed)
+    sent = [draw.randrange(4) for _ in range(clients)]
+    found = {(i, j): 1.0 if sent[i] == sent[j] else -1.0 for i, j in combinations(range(clients), 2)}
+    kept = set(range(clients)) - copies(found, [closest])
+    for what in set(sent):
+        group = {k for k in range(clients) if sent[k] == what}
+        assert kept & group == ({min(group)} if len(group) <= 2 else set())
+
+
 class Helpful(MadeUpClients):
     """All clients send the best model, so that nothing but resemblance speaks against one."""
 
@@ -88,6 +120,15 @@ def test_clients_that_are_too_much_alike_are_neither_measured_nor_admitted():
     last = play(Verified(), Helpful(roster, alike=alike), rounds=3).history.rounds[-1]
     assert {k for k, client in enumerate(last.clients) if client.decision == "admitted"} <= set(range(2, 9))
     assert {client.reason for client in last.clients[9:]} == {ALIKE}
+
+
+def test_a_majority_of_copies_is_neither_measured_nor_admitted():
+    """Seven of ten send one update, and are what is usual: nobody would be an outlier."""
+    roster = Roster(tuple(f"c{k}" for k in range(12)), tuple(k < 2 for k in range(12)), (10,) * 12)
+    alike = dict.fromkeys(combinations(range(5, 12), 2), 1.0)
+    last = play(Verified(), Helpful(roster, alike=alike), rounds=3).history.rounds[-1]
+    assert {client.reason for client in last.clients[5:]} == {COPY}
+    assert {k for k, client in enumerate(last.clients) if client.decision == "admitted"} <= {2, 3, 4}
 
 
 def test_a_limit_of_infinity_lets_all_take_part():

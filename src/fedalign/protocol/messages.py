@@ -170,8 +170,8 @@ class Mix:
 class Resemble:
     """Compare updates of the last :class:`Compare` with each other. The reply maps two clients to a cosine.
 
-    The updates are those of the mix's clients outside its anchor, bounded as in an aggregate, less the mean update of
-    all the mix's clients. Pairs are ordered by the clients' numbers. A driver keeps the updates for an aggregate.
+    The updates are those of the mix's clients, bounded as in an aggregate, less their mean update. Pairs are ordered by
+    the clients' numbers. A driver keeps the updates for an aggregate.
     """
 
     mix: Mix

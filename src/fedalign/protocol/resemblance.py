@@ -1,9 +1,9 @@
-"""Free clients whose updates are too much alike: colluding attackers push the model in one direction of their own."""
+"""Free clients whose updates are too much alike: copies, and colluders that push the model in one direction."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -12,26 +12,63 @@ from fedalign.protocol.contributions import Verification, reputations
 from fedalign.protocol.messages import Request, Resemble
 
 ALIKE = "its update is too much like those of other free clients"
+COPY = "its update is a copy of another free client's"
 Cosines = Mapping[tuple[int, int], float]  #: of every two clients' updates
 
 _TO_ONE = 1.5  # times as many spreads are asked of the resemblance to one client
+_CLOSER = 20.0  # by this factor copies are closer, in 1 − cosine, than the closest two priority clients
 _LEAST = 0.05  # above the median: by less, nobody is an outlier
 
 
-def measure_resemblance(verification: Verification) -> Generator[Request, Any, dict[tuple[int, int], float]]:
+def without_colluders(
+    verification: Verification, before: Cosines
+) -> Generator[Request, Any, tuple[Verification, Cosines]]:
+    """Leave copies and colluders out of a round's verification. ``before`` has the cosines averaged over the rounds.
+
+    Returns the cosines of every two free clients' updates as well, which include those that were left out.
+    """
+    measured = yield from _measured(verification)
+    priority = set(verification.log.trained)
+    free = {pair: cosine for pair, cosine in measured.items() if priority.isdisjoint(pair)}
+    copied = copies(free, [cosine for pair, cosine in measured.items() if priority.issuperset(pair)])
+    others = {pair: cosine for pair, cosine in free.items() if copied.isdisjoint(pair)}
+    alike = too_much_alike(others, before, verification.rule.alike)
+    return verification.without(copied, COPY).without(alike, ALIKE), free
+
+
+def _measured(verification: Verification) -> Generator[Request, Any, Cosines]:
     """Return how much every two clients' updates are alike: their cosine.
 
     The cosines are those of the bounded updates less the mean update of all clients. Honest clients have little in
-    common there: their data differ. Attackers that want the same have more. All updates are brought to the same length
-    first: else a long one would lose to the bounds what it shares with others.
+    common there: their data differ. Attackers that want the same have more. All free updates are brought to the same
+    length first: else a long one would lose to the bounds what it shares with others.
     """
     clients, log = verification.probed, verification.log
-    if len(clients) < 3:
+    if len(clients) < 3 or math.isinf(verification.rule.alike):
         return {}
     usual = median(log.similarities[k].length for k in log.trained)
     mix = verification.mix(clients)
     cosines: Cosines = yield Resemble(replace(mix, step={k: usual / log.similarities[k].length for k in clients}))
-    return dict(cosines)
+    return cosines
+
+
+def copies(free: Cosines, priority: Iterable[float]) -> set[int]:
+    """Return the free clients to leave out because they send the same: of two copies one, and all of three or more.
+
+    A copy is far closer to another update than any two priority clients' updates are to each other: where models have
+    few parameters or clients few classes, honest updates are close, too. Attackers that all send one update would else
+    look usual as soon as they are many.
+
+    >>> sorted(copies({(4, 5): 1.0, (4, 6): 0.1, (5, 6): 0.1}, [0.0, 0.1]))
+    [5]
+    """
+    limit = 1 - (1 - max([0.0, *priority])) / _CLOSER
+    same: dict[int, set[int]] = {}
+    for (i, j), cosine in free.items():
+        if cosine >= limit:
+            same.setdefault(i, {i}).add(j)
+            same.setdefault(j, {j}).add(i)
+    return {k for k, group in same.items() if len(group) > 2 or k != min(group)}
 
 
 def too_much_alike(now: Cosines, before: Cosines, spreads: float) -> set[int]:

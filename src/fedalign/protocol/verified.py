@@ -27,7 +27,7 @@ from fedalign.protocol.messages import Request, Result, RoundDone, Run, Snapshot
 from fedalign.protocol.plan import Plan
 from fedalign.protocol.promise import compare_served
 from fedalign.protocol.records import Fallback, History, Promise, Tried
-from fedalign.protocol.resemblance import ALIKE, measure_resemblance, too_much_alike
+from fedalign.protocol.resemblance import without_colluders
 from fedalign.protocol.round_log import RoundLog
 from fedalign.protocol.scores import scores
 from fedalign.protocol.valuing import value_round, with_previous
@@ -124,8 +124,7 @@ def _attempt(plan: Plan, t: int, state: VerifiedState, log: RoundLog) -> Generat
     evaluators = (drawn.priority if drawn is not None else ()) or answered
     proposed = check_selection(plan.rule, plan.rule.select(offers, sent), offers)
     verification = Verification.of_round(plan, log, models.training, evaluators, proposed, offers)
-    alike = yield from measure_resemblance(verification)
-    verification = verification.without(too_much_alike(alike, state.resemblance, verification.rule.alike), ALIKE)
+    verification, alike = yield from without_colluders(verification, state.resemblance)
     found = yield from verification.contributions()
     now, reputation = found.changes, reputations(state.reputation, found.changes)
     choice = yield from _choose(verification, found, reputation, state.breadth, offers, sent)

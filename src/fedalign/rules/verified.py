@@ -24,12 +24,12 @@ class Verified(Rule):
     median length of the priority clients' updates, and every coordinate is kept ``within`` so many standard deviations
     of the priority clients' mean update. A free client weighs at most ``each`` times as much as the average priority
     client, whatever sample count it claims, and all of them together at most ``total`` times as much as the priority
-    clients. Clients whose updates are too much alike take no part: less the mean update of all, theirs resemble
-    one, two or many others' far more than is usual. ``alike`` says how far: in distances from the median client's
-    resemblance to a quartile's. The priority clients then measure, on held-out data, their own aggregate with each free client (``probes`` clients a
-    round, by turns) and without each of their own, and the aggregates of the best 1, 2, 3, 4, 6, 8, … free clients.
-    A client is as good as this round's change of the loss, or its average over the rounds, whichever is worse. The
-    best aggregate is served.
+    clients. Copies and clients whose updates are too much alike take no part: less the mean update of all, theirs
+    resemble one, two or many others' far more than is usual. ``alike`` says how far: in distances from the median
+    client's resemblance to a quartile's. The priority clients then measure, on held-out data, their own aggregate with
+    each free client (``probes`` clients a round, by turns) and without each of their own, and the aggregates of the
+    best 1, 2, 3, 4, 6, 8, … free clients. A client is as good as this round's change of the loss, or its average over
+    the rounds, whichever is worse. The best aggregate is served.
 
     Losses of models are compared at the temperature that is best for each (``calibration.py``), so that a model is not
     preferred for being less confident. ``calibrated=False`` compares plain losses.
@@ -68,7 +68,7 @@ class Verified(Rule):
     each: float = 1.0
     total: float = 10.0
     tolerance: float = 1.0
-    cosine: float = -0.25
+    cosine: float = -0.15
     alike: float = 4.0
     probes: int = 64
     calibrated: bool = True
