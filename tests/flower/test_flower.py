@@ -495,7 +495,7 @@ def test_an_app_of_the_first_version_still_reads(federation, tmp_path):
     config = tomllib.loads(OLD_APP)
     settings = Settings.read(config)
     assert {key: getattr(settings, key.replace("-", "_")) for key in config} == config
-    assert settings.make_rule() == fa.Verified(fa.AutoAlign(match_on="heldout"))
+    assert settings.make_rule() == fa.Verified(fa.AutoAlign(match_on="heldout"), cosine=-0.1)  # as the app says
     assert Settings.read({**config, "trust": "report"}).make_rule() == fa.AutoAlign(match_on="heldout")
     assert settings.make_local() == fa.LocalSGD(lr=0.1, epochs=5, batch_size=50)
     recipe = settings.recipe

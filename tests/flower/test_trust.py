@@ -65,7 +65,7 @@ def test_a_deployment_verifies_unless_told_otherwise():
     own = Settings.read({**config, "rule": "fedalign-verified(length=1.5)", "trust": "report"}).make_rule()
     assert (own.length, own.match_on, type(own.rule)) == (1.5, "heldout", fa.Everyone)
     tight = Settings.read({**config, "trust": "verify(within=4.0)"}).make_rule()
-    assert (tight.within, tight.cosine, tight.rule) == (4.0, Settings.read(config).cosine, inner)
+    assert (tight.within, tight.cosine, tight.rule) == (4.0, fa.Verified().cosine, inner)
     with pytest.raises(fa.FedalignError, match="trust is 'none'; choose"):
         Settings.read({**config, "trust": "none"})
 

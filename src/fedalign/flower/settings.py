@@ -60,7 +60,7 @@ class Settings:
     match_on: Literal["heldout", "train"] = "heldout"
     trust: str = "verify"  #: may have options, as in `verify(within=4.0)`; `report`: believe what free clients report
     fallback: bool = True  #: for the rule `auto` with the trust `report`; verified rules always have one
-    cosine: float = -0.1  #: for the rule `auto` and for verified rules
+    cosine: float | Literal[""] = ""  #: for the rule `auto` and for verified rules; empty: that of the rule
     loss: str | Table = "cross-entropy"
     local: str | Table = ""  #: the clients' local work, as the section [local] of experiments
     optimizer: str = "sgd"  #: the kind of `local`, for which it and the settings below from `lr` to `mu` are short
@@ -232,9 +232,10 @@ class Settings:
     def make_rule(self) -> Rule:
         """Make the rule; server and clients make the same one."""
         arm, usual = self.arm_settings(), {}
+        cosine = None if self.cosine == "" else self.cosine
         if arm["rule"] in ("auto", "fedalign-verified"):
-            usual = {"fallback": self.fallback, "cosine": self.cosine}
-        rule = self.recipe.rule(_ARM, usual, self.cosine)
+            usual = {"fallback": self.fallback} | ({} if cosine is None else {"cosine": cosine})
+        rule = self.recipe.rule(_ARM, usual, cosine)
         if not isinstance(rule, Rule):
             raise FedalignError(f"rule is {self.arm_name!r}, which has no server; choose a rule that has one")
         return rule
