@@ -11,6 +11,7 @@ from conftest import assert_resumes_alike, blobs, linear
 import fedalign as fa
 from fedalign.attacks.adversary import Adversary
 from fedalign.attacks.attack import Attack
+from fedalign.protocol.resemblance import COPY
 from fedalign.simulation.api import simulate_many
 from fedalign.simulation.spec import RunSpec
 
@@ -104,6 +105,19 @@ def test_records_agree_with_themselves(outcomes, attack):
         if record.tried:
             assert sum(tried.chosen for tried in record.tried) == 1
         assert json.loads(record.to_json())["round"] == record.round
+
+
+@pytest.mark.parametrize("attack", ["ipm(factor=8.0)", "mimic(client=4)"])
+def test_a_majority_that_sends_one_update_is_left_out_as_copies(fed, attack):
+    """Three quarters of the free clients are what is usual among them: nobody would be an outlier."""
+    majority = Adversary(attack, fraction=0.75)
+    found = simulate_many([run(fed, fa.Verified(), majority), run(fed, fa.Verified())], linear, device="cpu")
+    hostile = {client.name for record in found[0].history for client in record.clients if client.reason == COPY}
+    by_chance = [client for record in found[1].history for client in record.clients if client.reason == COPY]
+    assert len(hostile) >= 6
+    assert len(by_chance) <= 1  # 28 parameters: honest updates are seldom close by chance
+    for record in found[0].history:
+        assert not any(c.decision == "admitted" for c in record.clients if c.reason == COPY)
 
 
 def test_the_promise_is_recorded(outcomes):
