@@ -62,6 +62,13 @@ def test_a_limit_of_infinity_finds_nobody():
     assert too_much_alike(cosines() | {(1, 2): 0.9}, {}, spreads=float("inf")) == set()
 
 
+@pytest.mark.parametrize("rounding", [-1e-9, 0.0, 1e-9])
+def test_a_value_at_the_limit_is_no_outlier_however_it_is_rounded(rounding):
+    """Of four clients, the fourth value is as far from the median as four times its part in the upper quartile."""
+    found = {(2, 3): -0.015, (2, 4): 0.11 + rounding, (2, 5): -0.1, (3, 4): 0.005, (3, 5): -0.125, (4, 5): 0.11}
+    assert too_much_alike(found, {}, spreads=4.0) == set()
+
+
 def test_too_few_clients_have_no_outliers():
     assert too_much_alike({(1, 2): 0.1, (1, 3): 0.1, (2, 3): 0.9}, {}, spreads=4.0) == set()
     assert too_much_alike({}, {(1, 2): 0.9}, spreads=4.0) == set()

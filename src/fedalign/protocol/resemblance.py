@@ -18,6 +18,7 @@ Cosines = Mapping[tuple[int, int], float]  #: of every two clients' updates
 _TO_ONE = 1.5  # times as many spreads are asked of the resemblance to one client
 _CLOSER = 20.0  # by this factor copies are closer, in 1 − cosine, than the closest two priority clients
 _LEAST = 0.05  # above the median: by less, nobody is an outlier
+_ROUNDING = 1e-6  # of four clients, the largest value can equal the limit; drivers round differently
 
 
 def without_colluders(
@@ -121,5 +122,5 @@ def _above(values: Mapping[int, float], spreads: float, *, lower: bool = False) 
         return set()
     first, middle, third = quantiles(values.values(), n=4, method="inclusive")
     spread = middle - first if lower else max(middle - first, third - middle)
-    limit = middle + max(spreads * spread, _LEAST)
+    limit = middle + max(spreads * spread, _LEAST) + _ROUNDING
     return {k for k, value in values.items() if value > limit}
